@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def item_blocks(
-    num_keys: Array, tokens: Array, item: Any, group: int, left: int, right: int, ROWS: int, BLOCK: int
+    num_keys: Array, tokens: Any, item: Any, group: int, left: int, right: int, ROWS: int, BLOCK: int
 ) -> tuple[Array, Array]:
     """(first, last): the key blocks ``first ... last`` that the rows of the ``item``-th item of each sequence see."""
     row = item * ROWS

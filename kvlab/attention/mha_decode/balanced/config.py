@@ -26,6 +26,7 @@ TWINS = (
         emulator="emulator:walk",
         synonyms={
             **LISTS,
+            "writes": "is_row",
             "problem.pairs": "PAIRS",
             "v_factor": "scales.v.number",
             "cache.page_size_": "PAGE",

@@ -16,15 +16,16 @@ from kvlab.attention.machines.decode import decode_cta
 from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.merge_states.emulator import lane_sum
 from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
-from kvlab.attention.mha_decode.emulator import LN2, load_rows
+from kvlab.attention.mha_decode.emulator import load_rows
 from kvlab.attention.schedule.config import ScheduleConfig, list_parts
 from kvlab.attention.schedule.emulator import item_blocks
 from kvlab.attention.schedule.emulator import launch as make_list
 from kvlab.attention.tiles.masked import load, store
-from kvlab.attention.tiles.online_softmax import LOG2E, weigh
+from kvlab.attention.tiles.online_softmax import LOG2E, log_sum, weigh
 from kvlab.attention.tiles.pages import in_pages
+from kvlab.attention.tiles.rows import packed_rows
 from kvlab.cache import PagedKVCache
-from kvlab.hardware.chip import divide, exp, log, log2
+from kvlab.hardware.chip import divide, exp, log
 from kvlab.staging import Traffic, ceildiv, program_ids, ragged_range
 
 from .config import BalancedConfig, schedule_problem
@@ -59,12 +60,11 @@ def walk(
     """BM query rows (tokens x heads of one KV head) of sequence after sequence, against the keys of a team's units."""
     #: team -> begin, until, first_item, last_item    the places of this team, and the items that lie there
     tiles, schedule, mask, scales = config.tiles, config.schedule, features.mask, features.scales  #- launch
-    group, tokens, BM, BN = problem.group, problem.tokens, tiles.BM, tiles.BN  #- launch
+    BM, BN = tiles.BM, tiles.BN  #- launch
     parts = list_parts(schedule.most_items(schedule_problem(problem, mask.left, mask.right)))  #- address
     starts, firsts = work[parts[0] :], work[parts[3] :]  #- address
     (program,) = program_ids(config.grid(problem))  # [P]
-    row_tiles = ceildiv(group * tokens, BM)
-    lane, team = program % (problem.kv_heads * row_tiles), program // (problem.kv_heads * row_tiles)
+    team = program // (problem.kv_heads * ceildiv(problem.group * problem.tokens, BM))
     share = work[0]
     begin = team * share
     until = np.minimum(begin + share, work[1])
@@ -77,12 +77,8 @@ def walk(
         item = np.minimum(item, problem.batch - 1)  #- programs
         batch = item.astype(np.int64)
         num_keys = key_count(seq_lens[batch], problem.max_keys)
-        kv_head = lane // row_tiles
-        row = (lane % row_tiles)[:, None] * BM + np.arange(BM, dtype=np.int32)  # [P, BM], token-major
-        token = row // group
-        head = kv_head[:, None] * group + row % group
-        is_row = row < group * tokens
-        position = num_keys[:, None] - tokens + token  # [P, BM]
+        _, kv_head, token, head, is_row = packed_rows(program, problem, BM)
+        position = num_keys[:, None] - problem.tokens + token  # [P, BM]
         end = visible_end(num_keys, mask.valid, batch)
         start = starts[item] + schedule.overhead
         stop = starts[item + 1]
@@ -129,20 +125,20 @@ def walk(
         if features.sinks is None:
             sees = sees & (first < limit)
         factor = head_scale(scales.v.number, scales.v.heads, kv_head)[:, None]
+        lse = log_sum(m, l, sees)
         with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
-            lse = np.where(sees, (m + log2(l)) * LN2, np.float32(-np.inf))
             l = np.where(sees, divide(factor, l), np.float32(0))  # what the sums of a row are multiplied by
         #: store    the result, or a partial one where the item is cut; one without a key is left alone
         whole = ((begin <= start) & (stop <= until))[:, None]
         o = o.normalise(l, sees)
-        is_row = is_row & walks[:, None]  #- programs
-        store(o_array, (batch[:, None], token, head), o.rows(), mask=is_row & whole)
-        store(lse_array, (batch[:, None], token, head), lse, mask=is_row & whole)
+        writes = is_row & walks[:, None]  #- programs
+        store(o_array, (batch[:, None], token, head), o.rows(), mask=writes & whole)
+        store(lse_array, (batch[:, None], token, head), lse, mask=writes & whole)
         place = (2 * team + (start > begin).astype(np.int32))[:, None]
-        store(part_array, (place, 0, token, head), o.rows(), mask=is_row & sees & ~whole)
-        store(part_lse_array, (place, 0, token, head), lse, mask=is_row & ~whole)
-        traffic.move("registers->DRAM", int((is_row & whole).sum()) * (o_array[0, 0, 0].nbytes + lse.itemsize))
-        traffic.move("registers->DRAM", int((is_row & sees & ~whole).sum()) * part_array[0, 0, 0, 0].nbytes)
+        store(part_array, (place, 0, token, head), o.rows(), mask=writes & sees & ~whole)
+        store(part_lse_array, (place, 0, token, head), lse, mask=writes & ~whole)
+        traffic.move("registers->DRAM", int((writes & whole).sum()) * (o_array[0, 0, 0].nbytes + lse.itemsize))
+        traffic.move("registers->DRAM", int((writes & sees & ~whole).sum()) * part_array[0, 0, 0, 0].nbytes)
 
 
 @np.errstate(divide="ignore", invalid="ignore")  # of a program whose rows have no key at all

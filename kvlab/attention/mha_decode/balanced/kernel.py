@@ -18,6 +18,8 @@ from kvlab.attention.features.kernel import (
     key_count,
     key_range,
     key_scales,
+    log_sum,
+    packed_rows,
     row_terms,
     start_rows,
     value_scales,
@@ -28,7 +30,6 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
 from kvlab.attention.mha_decode.kernel import (
-    LN2,
     accumulate,
     load_k,
     load_q,
@@ -121,8 +122,7 @@ def walk(
     starts_ptr = list_ptr + problem.starts  #- address
     firsts_ptr = list_ptr + problem.firsts  #- address
     program = tl.program_id(0)
-    row_tiles = tl.cdiv(problem.group * problem.tokens, BM)
-    lane, team = program % (problem.kv_heads * row_tiles), program // (problem.kv_heads * row_tiles)
+    team = program // (problem.kv_heads * tl.cdiv(problem.group * problem.tokens, BM))
     share = tl.load(list_ptr)
     begin = team * share
     until = tl.minimum(begin + share, tl.load(list_ptr + 1))
@@ -133,12 +133,8 @@ def walk(
         #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
         batch = tl.cast(item, tl.int64)
         num_keys = key_count(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
-        never = (num_keys == 2147483647).to(tl.int32)  #- instruction: 0; what depends on it stays in the walk
-        kv_head = (lane // row_tiles + never).to(tl.int64)
-        row = (lane % row_tiles + never) * BM + tl.arange(0, BM)  # [BM], token-major
-        token = row // problem.group
-        head = kv_head * problem.group + row % problem.group
-        is_row = row < problem.group * problem.tokens
+        never = (num_keys == 2147483647).to(tl.int32)  #- instruction: 0; what depends on it is not held between units
+        _, kv_head, token, head, is_row = packed_rows(program + never, problem, BM)
         position = num_keys - problem.tokens + token  # [BM]
         end = visible_end(num_keys, features.valid, batch)
         start = tl.load(starts_ptr + item) + C.OVERHEAD
@@ -189,7 +185,7 @@ def walk(
         if features.sinks is None:
             sees = sees & (first < limit)
         factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
-        lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
+        lse = log_sum(m, l, sees)
         l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
         #: store    the result, or a partial one where the item is cut; one without a key is left alone
         whole = (begin <= start) & (stop <= until)

@@ -48,6 +48,7 @@ SHARED = {
     **{f"scales.{x}.{kind}": f"{x}_scale_ptr" for x in "qkv" for kind in ("tokens", "heads", "array")},
     **{f"{x}_{kind}": f"{x}_ptr" for x in "kv" for kind in ("rows", "cache")},
     **{f"numbers.{part} is not None": f"{part.upper()}_SCALED" for part in ("nope", "rope")},
+    **{f"numbers.{part}": f"scales.{part}.number" for part in ("nope", "rope")},
     **{f"scales.{part}.scaled": f"{part.upper()}_SCALED" for part in ("nope", "rope")},
     "-float('inf')": "INFINITY_BELOW",
     "float('-inf')": "INFINITY_BELOW",

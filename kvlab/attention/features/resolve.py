@@ -14,7 +14,7 @@ from kvlab.attention.call.checks import check_array, require
 from kvlab.attention.features.alibi import resolve_slopes
 from kvlab.attention.features.bias import check_bias
 from kvlab.attention.features.masks import MaskPlan
-from kvlab.attention.features.scales import Scales, latent_scales, resolve_scales
+from kvlab.attention.features.scales import Scale, Scales, latent_scales, resolve_scales
 from kvlab.attention.features.sinks import resolve_sinks
 from kvlab.attention.features.softcap import resolve_softcap
 from kvlab.attention.features.temperature import resolve_temperature
@@ -52,6 +52,11 @@ class Features:
     def of_latents(self, whole: bool) -> Features:
         """With the scales of MLA's latent rows (see ``latent_scales``)."""
         return replace(self, scales=latent_scales(self.scales, whole)) if self.scales.k.scaled else self
+
+    def of_parts(self) -> Features:
+        """With the scale of K as that of its columns before those of rope, which have their own."""
+        scales = self.scales
+        return replace(self, scales=replace(scales, k=Scale(), nope=scales.k)) if scales.k.scaled else self
 
     @property
     def arrays(self) -> tuple[Any, ...]:

@@ -171,6 +171,16 @@ def value_scales(features: Any, page: Array, slot: Array, kv_head: Array, exists
     return token_scale(features.scales.v.tokens, (page, slot, kv_head[:, None]), exists)
 
 
+def nope_scales(features: Any, page: Array, slot: Array, kv_head: Array, exists: Array) -> Array:
+    """Scales ``[P, BN]`` of the tokens' columns before those of rope; ``features``: Features."""
+    return token_scale(features.scales.nope.tokens, (page, slot, kv_head[:, None]), exists)
+
+
+def rope_scales(features: Any, page: Array, slot: Array, kv_head: Array, exists: Array) -> Array:
+    """Scales ``[P, BN]`` of the tokens' rope columns; ``features``: Features."""
+    return token_scale(features.scales.rope.tokens, (page, slot, kv_head[:, None]), exists)
+
+
 def head_scale_kernel(factor, scale_ptr, kv_head, scale_head):
     """``factor`` times the scale of a KV head."""
     if scale_ptr is not None:
@@ -196,3 +206,15 @@ def value_scales_kernel(features, numbers, page, slot, kv_head, exists):
     """Scales ``[BN]`` of V's tokens, as of ``value_scales``."""
     at = page * numbers.v_scale_page + slot * numbers.v_scale_token  #- address
     return token_scale_kernel(features.v_tokens, kv_head * numbers.v_scale_head, at, exists)
+
+
+def nope_scales_kernel(features, numbers, page, slot, kv_head, exists):
+    """Scales ``[BN]`` of the tokens' columns before those of rope, as of ``nope_scales``."""
+    at = page * numbers.nope_scale_page + slot * numbers.nope_scale_token  #- address
+    return token_scale_kernel(features.nope_tokens, kv_head * numbers.nope_scale_head, at, exists)
+
+
+def rope_scales_kernel(features, numbers, page, slot, kv_head, exists):
+    """Scales ``[BN]`` of the tokens' rope columns, as of ``rope_scales``."""
+    at = page * numbers.rope_scale_page + slot * numbers.rope_scale_token  #- address
+    return token_scale_kernel(features.rope_tokens, kv_head * numbers.rope_scale_head, at, exists)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.attention.scoring.emulator import by_column
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, Traffic, row_offsets
 from kvlab.staging.tile.tile_spec import KVRows, TileCTA, TileSpec
 
 from .parts import Parts
-from .rows import RowsAt, tile_walk
+from .rows import tile_walk
 from .table import choose
 
 if TYPE_CHECKING:
@@ -54,34 +54,41 @@ class MLAPrefillCTA(Parts):
             return model.of(tile, KVRows(rows, rows, batch_idx, head), traffic, beside=beside)
 
         self.BN, self.columns = config.BN, {"nope": problem.nope, "rope": problem.rope, "value": problem.value}
+        self.k, self.v, self.rope_rows, self.batch_idx, self.head_idx = k, v, rope, batch_idx, head_idx
+        self.tiles: list[dict[str, KVCacheIterator]] = []
         none = 0, 0
         self.nope = part(k, head_idx, (problem.nope, config.BD), none, False)
         self.rope = part(rope, np.zeros_like(head_idx), (problem.rope, config.BR), none)
         self.value = part(v, head_idx, none, (problem.value, config.BV))
         super().__init__((self.nope, self.rope, self.value), (self.value,))
 
-    def follow(self, k: RowsAt, v: RowsAt, rope: RowsAt, lo: Array, full: Array, hi: Array) -> None:
-        """Fetch ahead along the tiles of K, V and the rope part from ``lo`` to ``full`` and on to ``hi``."""
-        roles = (k, "nope"), (rope, "rope"), (v, "value")
-        for cta, (at, role) in zip(self.ctas if self.fetches else (), roles, strict=False):
-            walks = [self._walk(role, at, *bounds) for bounds in ((lo, full), (full, hi))]
-            cta.follow(*(walk for tiles in walks for walk in ((None, tiles) if role == "value" else (tiles, None))))
-
-    def _walk(self, role: str, at: RowsAt, start: Array, end: Array) -> KVCacheIterator:
-        return tile_walk(at, self.BN, start, end, 0, self.columns[role])
+    def follow(self, first: Array, base: Array, *bounds: Array) -> None:
+        """Loops over the rows of K from one of ``bounds`` to the next, and fetches ahead along them. first : the first
+        row of each program's sequence. base : its key there.
+        """
+        for lo, hi in pairwise(bounds):
+            places = {name: (rows, 0, first, self.head_idx) for name, rows in (("nope", self.k), ("value", self.v))}
+            places["rope"] = self.rope_rows, self.batch_idx, base, 0
+            self.tiles.append(
+                {name: tile_walk(at, self.BN, lo, hi, 0, self.columns[name]) for name, at in places.items()}
+            )
+        for name in self.columns if self.fetches else ():
+            walks = [loop[name] for loop in self.tiles]
+            pairs = ((None, tiles) if name == "value" else (tiles, None) for tiles in walks)
+            getattr(self, name).follow(*(walk for pair in pairs for walk in pair))
 
     def load_q(self, array: Array, index: tuple[Array, ...], valid: Array) -> tuple[Any, Any]:
         """The query rows of ``array`` at ``index``, ``[programs, BM]``: their nope and their rope columns."""
         dram, offset = Memory.over(array, name="q"), row_offsets(array, index, valid)
         return self.nope.load_q(dram, offset, valid), self.rope.load_q(dram, offset + self.columns["nope"], valid)
 
-    def load_k(self, at: RowsAt, key: Array, end: Array, active: Array) -> Any:
-        """The K tile of a head, of the keys ``[programs, BN]`` below ``end``."""
-        return self.nope.load_k(self._walk("nope", at, key[:, 0], end).next_tile(), active)
+    def load_k(self, loop: int, active: Array) -> Any:
+        """The next K tile of a loop."""
+        return self.nope.load_k(self.tiles[loop]["nope"].next_tile(), active)
 
-    def load_rope(self, at: RowsAt, key: Array, end: Array, active: Array) -> Any:
-        """The rope part of K, from the cache."""
-        return self.rope.load_k(self._walk("rope", at, key[:, 0], end).next_tile(), active)
+    def load_rope(self, loop: int, active: Array) -> Any:
+        """The rope part of the same keys."""
+        return self.rope.load_k(self.tiles[loop]["rope"].next_tile(), active)
 
     def scores(
         self, q: Any, q_rope: Any, k: Any, k_rope: Any, k_scale: Array | None, rope_scale: Array | None, active: Array
@@ -91,15 +98,19 @@ class MLAPrefillCTA(Parts):
         """
         s = self.nope.scores(q, k, active)
         if k_scale is not None:
-            s = s.with_values(s.values * by_column(s, k_scale))
+            s = s.with_values(s.values * self._by_column(s, k_scale))
         if rope_scale is None:
             return self.rope.scores(q_rope, k_rope, active, s)
         rope = self.rope.scores(q_rope, k_rope, active)
-        return s.with_values(s.values + rope.values * by_column(s, rope_scale))
+        return s.with_values(s.values + rope.values * self._by_column(s, rope_scale))
 
-    def load_v(self, at: RowsAt, key: Array, end: Array, active: Array) -> Any:
-        """The V tile of a head."""
-        return self.value.load_v(self._walk("value", at, key[:, 0], end).next_tile(), active)
+    def _by_column(self, s: Fragments, scale: Array) -> Array:
+        """Scales ``[programs, BN]``, or one for all keys, as each register element sees its column."""
+        return s.by_column(np.broadcast_to(scale, (len(scale), self.BN)))
+
+    def load_v(self, loop: int, active: Array) -> Any:
+        """The next V tile of a loop."""
+        return self.value.load_v(self.tiles[loop]["value"].next_tile(), active)
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, BV]``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.tiles.memory import tile_bytes
@@ -16,19 +15,17 @@ TWINS = (
         kernel="kernel:attend",
         emulator="emulator:attend",
         synonyms={
-            "problem.batch": "batches",
+            "problem.batch": "batch",
             "problem.value": "DV",
-            "UNLIMITED": "NO_BOUND",
             "config.one_loop": "ONE_LOOP",
-            "starts": "starts_ptr",
-            "starts is not None": "STARTS",
-            "load_k": "load_rows",
-            "load_v": "load_rows",
-            "k_number": "scales.k.number",
-            "v_number": "scales.v.number",
-            "rope_number": "scales.rope.number",
-            "scales.rope.heads": "rope_scale_ptr",
-            "scales.rope.tokens": "rope_scale_ptr",
+            "v_factor": "scales.v.number",
+            "store_columns": "store",
+        },
+        held={
+            "row_of": "k_ptr MASKED",
+            "load_k": "k_ptr kv_head held exists",
+            "load_rope": "rope_ptr page slot exists",
+            "load_v": "v_ptr kv_head held exists",
         },
     ),
 )
@@ -129,11 +126,6 @@ def choose_config(
     while config.BN > 16 and shared_bytes(config, problem, arch) > (shared or shared_limit(arch)):
         config = replace(config, BN=config.BN // 2)
     return config
-
-
-def scale_kind(scale: Any) -> str:
-    """The kind of a :class:`~kvlab.attention.features.scales.Scale`; "none" for 1."""
-    return "none" if scale.array is None and scale.number == 1 else str(scale.kind)
 
 
 def shared_bytes(config: MLAPrefillConfig, problem: MLAPrefillProblem, arch: str) -> int:

@@ -52,7 +52,7 @@ def row_terms(
 
 
 def adjust(
-    s: Fragments, factor: Array, slope: Array, scale: Array, features: Features, position: Array, key: Array
+    s: Fragments, factor: Array, slope: Array, scale: Any, features: Features, position: Array, key: Array
 ) -> Fragments:
     """Products of rows at ``position`` ``[P, BM]`` and keys ``[P, BN]`` as scores; ``scale``: that of the keys' tokens
     ``[P, BN]``.

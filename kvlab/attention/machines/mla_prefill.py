@@ -13,7 +13,7 @@ from kvlab.staging import Fragments, KVCacheIterator, Traffic, row_offsets
 from kvlab.staging.tile.tile_spec import KVRows, TileCTA, TileSpec
 
 from .parts import Parts
-from .rows import tile_walk
+from .rows import RowsAt, tile_walk
 from .table import choose
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class MLAPrefillCTA(Parts):
         row of each program's sequence. base : its key there.
         """
         for lo, hi in pairwise(bounds):
-            places = {name: (rows, 0, first, self.head_idx) for name, rows in (("nope", self.k), ("value", self.v))}
-            places["rope"] = self.rope_rows, self.batch_idx, base, 0
+            places: dict[str, RowsAt] = {"nope": (self.k, 0, first, self.head_idx)}
+            places |= {"rope": (self.rope_rows, self.batch_idx, base, 0), "value": (self.v, 0, first, self.head_idx)}
             self.tiles.append(
                 {name: tile_walk(at, self.BN, lo, hi, 0, self.columns[name]) for name, at in places.items()}
             )

@@ -193,7 +193,7 @@ def launch(
         )
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, feature_numbers(f), sizes,
-            RowStrides(*q.stride()[:3]), *(PageStrides(*map(int, x.stride()[:2]), 0) for x in (kv_cache, k_rope)),
+            RowStrides(*q.stride()[:3]), *(PageStrides(*[*x.stride()[:2], 0]) for x in (kv_cache, k_rope)),
             PartStrides(*steps), PartStrides(*lse_steps), C=constants, num_warps=config.num_warps,
             num_stages=config.num_stages,
         )

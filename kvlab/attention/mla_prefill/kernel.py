@@ -222,7 +222,7 @@ def launch(
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * LOG2E * scales.q.number, scales.v.number, feature_numbers(f),
             PrefillSizes(problem.batch, config.row_tiles, 1, 1, problem.max_q, max_k, table_batch),
-            *(RowStrides(0, *x.stride()[:2]) for x in (q, k, v)), PageStrides(*pages, 0),
+            *(RowStrides(0, *x.stride()[:2]) for x in (q, k, v)), PageStrides(*[*pages, 0]),
             *(RowStrides(0, *x.stride()[:2]) for x in (out, lse)), C=constants, num_warps=config.num_warps,
             num_stages=config.num_stages,
         )

@@ -67,7 +67,8 @@ PAIRS = {"kv_store": ("kv_store", "mla_store")}
 PARTS = {
     "tiles/fp8_pairs": ("mha_decode",),
     "merge_states": ("merge_states", "mha_decode"),
-    "scoring": ("mha_decode", "mha_prefill", "mla_prefill"),
+    "features": ("mha_decode", "mha_prefill", "mla_prefill"),
+    "tiles": ("mha_decode", "mha_prefill", "mla_prefill"),
 }
 """Files that operations share, and those whose tests are run."""
 LEFT_OUT = re.compile(r"compile|hopper|smollm2|error|gpu|far|high_page|all_pairs|untouched|mirror|lockstep|seeded")

@@ -89,10 +89,11 @@ class PartitionedCTA(LaunchedCTA):
 
     An arrival or a copy of TMA is one thread's; before it the warps of its partition meet, as the compiler has it.
 
+    C       constants of the kernel
     dtype   of the operands of wgmma
     boxes   what TMA copies
 
-    >>> cta = PartitionedCTA(Places({}, {"all": 4}, more=64), np.dtype(np.float16), {}, Traffic())
+    >>> cta = PartitionedCTA(None, Places({}, {"all": 4}, more=64), np.dtype(np.float16), {}, Traffic())
     >>> bar, = cta.barriers("k free", 1)
     >>> cta.arrive((0, 1, 2, 3), bar)
     >>> bar.try_wait(0), bar.try_wait(1)
@@ -100,14 +101,18 @@ class PartitionedCTA(LaunchedCTA):
     """
 
     def __init__(
-        self, places: Places, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
+        self, C: Any, places: Places, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
     ) -> None:
-        self.places, self.dtype, self.boxes = places, dtype, boxes
+        self.C, self.places, self.dtype, self.boxes = C, places, dtype, boxes
         super().__init__(
             places.nbytes, places.warps, "sm_90", None, traffic, traced=traced, cells=places.cells,
             partitions=places.partitions,
         )
+        self.start()
+
+    def start(self) -> None:
+        """Makes the mbarriers of a kernel, before its partitions begin."""
 
     def barriers(self, name: str, n: int, arrivals: int = 1) -> list[AsyncBarrier]:
         """mbarriers called ``name[0]``, ``name[1]``, ..."""

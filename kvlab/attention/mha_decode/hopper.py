@@ -68,16 +68,8 @@ def attend(
 
 
 def launch(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    *,
-    scale: float,
-    config: HopperDecodeConfig,
-    features: Features,
-    out: torch.Tensor | None = None,
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
+    *, scale: float, config: HopperDecodeConfig, features: Features, out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.hopper.cta import PartitionedCTA, Places
-from kvlab.hardware import TmaDescriptor, current_arithmetic, get_atom, ldmatrix
-from kvlab.staging import Fragments, Traffic
+from kvlab.hardware import current_arithmetic, get_atom, ldmatrix
+from kvlab.staging import Fragments
 from kvlab.staging.tile.fragments import FragmentMap
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 
@@ -40,12 +40,12 @@ class HopperDecodeCTA(PartitionedCTA):
     buffer = "TMA boxes into a ring of swizzled rows; ldmatrix"
     p_path = "registers"
 
-    def __init__(
-        self, C: HopperDecodeConstants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
-        *, traced: bool = True,
-    ) -> None:
-        self.C, self.keys = C, C.BN // 4
-        super().__init__(places_of(C), dtype, boxes, traffic, traced=traced)
+    C: HopperDecodeConstants
+
+    def start(self) -> None:
+        """Makes the mbarriers."""
+        C = self.C
+        self.keys = C.BN // 4
         self.full, self.free = self.barriers("full", C.NB), self.barriers("free", C.NB)
 
     def load_block(self, b: int, pages: Array, key: int, kv_head: int) -> None:

@@ -26,7 +26,7 @@ from kvlab.staging.tile.pairs import halves
 
 from .emulator import nth_longest
 from .hopper_config import ROWS, HopperDecodeConfig
-from .hopper_cta import CONSUMERS, PRODUCER, HopperDecodeCTA
+from .hopper_cta import CONSUMERS, PRODUCER, HopperDecodeCTA, places_of
 
 Array = np.ndarray[Any, Any]
 Item = tuple[int, int, int, int, int, int]
@@ -288,17 +288,8 @@ def _halves(x: Fragments) -> tuple[Fragments, Fragments]:
 
 
 def launch(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    block_table: Array,
-    seq_lens: Array,
-    *,
-    scale: float,
-    config: HopperDecodeConfig,
-    features: Features,
-    out: Array | None = None,
-    arch: str = "sm_90",
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, seq_lens: Array, *, scale: float,
+    config: HopperDecodeConfig, features: Features, out: Array | None = None, arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
     """Run the twins; arguments and results as of ``emulator.launch``, such as ``hopper_lacks`` lets pass."""
@@ -323,7 +314,8 @@ def launch(
     with traffic.launch():
         roles: list[Role] = []
         for program in range(*config.grid()):
-            cta, item = HopperDecodeCTA(C, dtype, boxes, traffic, traced=program == 0), x.find_item(program)
+            cta = HopperDecodeCTA(C, places_of(C), dtype, boxes, traffic, traced=program == 0)
+            item = x.find_item(program)
             roles += [(PRODUCER, produce(cta, x, item)), (CONSUMERS, consume(cta, x, item))]
         run_roles(roles)
     if config.num_splits > 1 and not C.PARTS:

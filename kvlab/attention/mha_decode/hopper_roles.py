@@ -96,7 +96,7 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
         #: scores -> s    S = Q K^T in float32, in units of log2
         s = gl.zeros([4, 16, KEYS], gl.float32, layout=MMA)
         if C.PAIRS:
-            k_even, k_odd = halves(k)
+            k_even, k_odd = halves(k, True)
             s = mma_v2(q, k_even, s)
             s = mma_v2(q_odd, k_odd, s)
         else:
@@ -125,7 +125,7 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         if C.PAIRS:
             weights = gl.convert_layout(p.to(gl.float16), A)
-            v_even, v_odd = halves(v)
+            v_even, v_odd = halves(v, True)
             o = mma_v2(weights, v_even, o)
             o_odd = mma_v2(weights, v_odd, o_odd)
         else:

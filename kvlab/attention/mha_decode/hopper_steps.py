@@ -7,6 +7,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, split_bounds, view_as
+from kvlab.attention.tiles.fp8_pairs.kernel import halves, narrow
+from kvlab.triton_support.twins import compiled
 
 from .config import CLASSES as _CLASSES
 
@@ -18,6 +20,7 @@ ROWS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(2, MMA.value)))
 Q_ROWS = gl.constexpr(gl.SliceLayout(1, gl.SliceLayout(0, A.value)))
 Q_COLS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(0, A.value)))
 CLASSES = gl.constexpr(_CLASSES)
+globals().update(compiled(gluon.jit, gl, narrow.fn, halves.fn))
 
 
 @gluon.jit
@@ -81,26 +84,6 @@ def load_rows(q, q_strides, batch, kv_head, odd: gl.constexpr, C: gl.constexpr):
 def of_every_warp(q, C: gl.constexpr):
     """The A operand ``[4, 16, W]`` that all warps have."""
     return gl.convert_layout(gl.expand_dims(q, 0).broadcast_to([4, 16, C.W]), A)
-
-
-@gluon.jit
-def narrow(q, top):
-    """(q / unit in float16, unit): ``unit`` is the power of two at or below ``top``, 2^-126 to 2^126."""
-    bits = top.to(gl.int32, bitcast=True) & 0x7F800000
-    bits = gl.minimum(gl.maximum(bits, 0x00800000), 0x7E800000)
-    inverse = (0x7F000000 - bits).to(gl.float32, bitcast=True)
-    return (q.to(gl.float32) * inverse[:, None]).to(gl.float16), bits.to(gl.float32, bitcast=True)
-
-
-@gluon.jit
-def halves(pairs):
-    """(even, odd) columns in float16 of fragments of pairs of e4m3."""
-    even, odd = gl.inline_asm_elementwise(
-        "{ .reg .b32 t; .reg .b16 x, y; prmt.b32 t, $2, 0, 0x3120; mov.b32 {x, y}, t; "
-        "cvt.rn.f16x2.e4m3x2 $0, x; cvt.rn.f16x2.e4m3x2 $1, y; }",
-        "=r,=r,r", [pairs], dtype=(gl.float16, gl.float16), is_pure=True, pack=2,
-    )
-    return even, odd
 
 
 @gluon.jit

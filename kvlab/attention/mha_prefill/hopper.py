@@ -7,8 +7,6 @@ softmax of one group runs beside the products of the others.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -34,25 +32,6 @@ SIZES = [
     "lse_batch", "lse_token",
 ]
 """What differs from call to call: no kernel is compiled for its values, as one is for those in a tuple."""
-
-
-class Sequences(NamedTuple):
-    """Where sequences begin, their pages and lengths, and how many tiles are taken; None where it is not asked for."""
-
-    cu_q: Any
-    cu_k: Any
-    table: Any
-    lens: Any
-    taken: Any
-
-
-class Factors(NamedTuple):
-    """What scores are multiplied by before a softcap, and behind it or without one; lse, and V."""
-
-    inner: float
-    scale: float
-    unit: float
-    v: float
 
 
 @gluon.jit(do_not_specialize=SIZES)
@@ -131,21 +110,10 @@ def attend(
 
 
 def launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor | None = None,
-    cu_k: torch.Tensor | None = None,
-    table: torch.Tensor | None = None,
-    seq_lens: torch.Tensor | None = None,
-    *,
-    scale: float,
-    problem: PrefillProblem,
-    config: HopperPrefillConfig,
-    features: Features,
-    base2: bool = False,
-    out: torch.Tensor | None = None,
-    again: Again = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor | None = None,
+    cu_k: torch.Tensor | None = None, table: torch.Tensor | None = None, seq_lens: torch.Tensor | None = None, *,
+    scale: float, problem: PrefillProblem, config: HopperPrefillConfig, features: Features, base2: bool = False,
+    out: torch.Tensor | None = None, again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
     C, softcap, scales = config.constants, features.softcap, features.scales
@@ -156,7 +124,7 @@ def launch(
     pointers = (
         box_descriptor(q, (C.BM, 1), layout, "q", again), box_descriptor(k, (C.BOX, 1), layout, "k", again),
         box_descriptor(v, (C.BOX, 1), layout, "v", again), box_descriptor(out, (C.BM, 1), BOX_LAYOUT, "out", again),
-        out, lse, Sequences(cu_q, cu_k, table, seq_lens, taken), feature_arrays(features),
+        out, lse, (cu_q, cu_k, table, seq_lens, taken), feature_arrays(features),
     )
     if not relaunched(attend, pointers, again):
         _, processors = machine(q.device)
@@ -164,7 +132,7 @@ def launch(
         scale *= scales.q.number * scales.k.number
         inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
         first_launch(attend, (min(processors, config.tiles),), pointers, again)(
-            Factors(inner, outer, 1.0 if base2 else 1 / LOG2E, scales.v.number), feature_numbers(features),
+            (inner, outer, 1.0 if base2 else 1 / LOG2E, scales.v.number), feature_numbers(features),
             config.tiles, config.row_tiles, config.together, problem.batch, problem.batch.bit_length(),
             problem.q_heads, problem.group, q.shape[1], max_k, k.shape[0], 0 if table is None else table.stride(0),
             *lse.stride()[:2], RowStrides(*out.stride()[:3]), C=C, num_warps=4,

@@ -9,8 +9,7 @@ import numpy as np
 
 from kvlab.attention.hopper.cta import PartitionedCTA, Places, accumulator
 from kvlab.attention.hopper.emulator import find_pages
-from kvlab.hardware import TmaDescriptor
-from kvlab.staging import AsyncBarrier, Fragments, Traffic
+from kvlab.staging import AsyncBarrier, Fragments
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
 from kvlab.staging.record.footprint import Footprint
 
@@ -27,12 +26,11 @@ class HopperPrefillCTA(PartitionedCTA):
     buffer = "TMA boxes into a ring of swizzled panels; matrix descriptors"
     p_path = "registers"
 
-    def __init__(
-        self, C: HopperPrefillConstants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
-        *, traced: bool = True,
-    ) -> None:
-        self.C = C
-        super().__init__(places_of(C), dtype, boxes, traffic, traced=traced)
+    C: HopperPrefillConstants
+
+    def start(self) -> None:
+        """Makes the mbarriers."""
+        C = self.C
         *self.consumers, self.transposer, self.producer = self.places.partitions.values()
         self.q_full = self.barriers("q full", C.NQ * C.NC)
         self.q_free = self.barriers("q free", C.NQ * C.NC, 2 if C.ITEM == 1 else 1)

@@ -25,7 +25,7 @@ from kvlab.staging.tile.rows_over_warps import butterfly
 
 from .config import PrefillProblem
 from .hopper_config import FIXED_ABOVE, TANH, HopperPrefillConfig
-from .hopper_cta import HopperPrefillCTA
+from .hopper_cta import HopperPrefillCTA, places_of
 
 Array = np.ndarray[Any, Any]
 
@@ -412,23 +412,10 @@ def row_results(
 
 
 def launch(
-    q: Array,
-    k: Array,
-    v: Array,
-    cu_q: Array | None = None,
-    cu_k: Array | None = None,
-    table: Array | None = None,
-    seq_lens: Array | None = None,
-    *,
-    scale: float,
-    problem: PrefillProblem,
-    config: HopperPrefillConfig,
-    features: Features,
-    base2: bool = False,
-    out: Array | None = None,
-    arch: str = "sm_90",
-    traffic: Traffic | None = None,
-    processors: int = 132,
+    q: Array, k: Array, v: Array, cu_q: Array | None = None, cu_k: Array | None = None, table: Array | None = None,
+    seq_lens: Array | None = None, *, scale: float, problem: PrefillProblem, config: HopperPrefillConfig,
+    features: Features, base2: bool = False, out: Array | None = None, arch: str = "sm_90",
+    traffic: Traffic | None = None, processors: int = 132,
 ) -> tuple[Array, Array]:
     """Run the twin on ``processors`` SMs; arrays as in ``reference``, results as of ``emulator.launch``. The arguments
     are valid, the arrays such as TMA takes.
@@ -450,7 +437,7 @@ def launch(
     )
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
-        ctas = [HopperPrefillCTA(C, q.dtype, boxes, traffic, traced=program == 0) for program in range(programs)]
+        ctas = [HopperPrefillCTA(C, places_of(C), q.dtype, boxes, traffic, traced=n == 0) for n in range(programs)]
         roles: list[Role] = [(cta.producer, produce(cta, x, program)) for program, cta in enumerate(ctas)]
         roles += [(cta.transposer, transpose(cta, x)) for cta in ctas if C.ITEM == 1]
         roles += [(me, consume(cta, x, w)) for cta in ctas for w, me in enumerate(cta.consumers)]

@@ -40,6 +40,7 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
     #: begin -> t, it, j    the first tile is the program's own; none loaded yet
     q_full, q_free, k_full, k_free, raw_full, raw_free = bars
     seqs, table_batch, pages = where  #- launch
+    cu_q, cu_k, table, lens, taken = seqs  #- launch
     tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right = sizes  #- launch
     NC: gl.constexpr = C.NC
     ROWS: gl.constexpr = NC * C.BM
@@ -49,14 +50,14 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
     while t < tiles:
         #: find -> head, row, lo, hi    the rows of a tile, and the blocks of keys that they see
         batch, head, row, q_first, num_q, k_first, num_keys = find_tile(
-            t, row_tiles, together, seqs.cu_q, seqs.cu_k, seqs.lens, batches, steps, heads, max_q, max_k,
+            t, row_tiles, together, cu_q, cu_k, lens, batches, steps, heads, max_q, max_k,
             ROWS, C.RAGGED_Q, C.RAGGED_K, C.PAGE, C.ALIGNED,
         )
         lo, hi = key_blocks(row, num_q, num_keys, left, right, ROWS, C.BN)
         q_batch = batch * 0 if C.RAGGED_Q else batch
         k_batch = batch * 0 if C.RAGGED_K else batch
         exists = (row + ROWS > 0) & (gl.maximum(row, 0) < num_q)
-        pages_of = seqs.table + batch.to(gl.int64) * table_batch if C.PAGE else None
+        pages_of = table + batch.to(gl.int64) * table_batch if C.PAGE else None
         if exists:
             #: tell -> slot    the consumers, who are done with the Q before in this buffer, which tile comes
             slot = j % C.NQ
@@ -89,7 +90,7 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
         if C.EQUAL:
             t += gl.num_programs(0)
         else:
-            t = gl.num_programs(0) + gl.atomic_add(seqs.taken, 1, sem="relaxed")
+            t = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
     #: end    no more tiles
     slot = j % C.NQ
     for w in gl.static_range(NC):

@@ -80,21 +80,10 @@ def attend(
 
 
 def launch(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    k_rope: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    *,
-    scale: float,
-    features: Features,
-    config: HopperMLAConfig,
-    out: torch.Tensor | None = None,
-    again: Again = None,
+    q: torch.Tensor, kv_cache: torch.Tensor, k_rope: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
+    *, scale: float, features: Features, config: HopperMLAConfig, out: torch.Tensor | None = None, again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass;
-    ``features`` are the plain ones.
-    """
+    """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass."""
     C, splits = config.constants, config.num_splits
     batch, tokens, heads, _ = q.shape
     out, lse = results(q, out, (batch, tokens, heads, C.DV))

@@ -10,8 +10,7 @@ import numpy as np
 
 from kvlab.attention.hopper.cta import PartitionedCTA, Places, accumulator
 from kvlab.attention.hopper.turns import Wait
-from kvlab.hardware import TmaDescriptor
-from kvlab.staging import AsyncBarrier, Fragments, Traffic
+from kvlab.staging import AsyncBarrier, Fragments
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
 from kvlab.staging.record.footprint import Footprint
 
@@ -28,12 +27,11 @@ class HopperMLACTA(PartitionedCTA):
     buffer = "TMA boxes into a ring of swizzled panels; matrix descriptors; V is read from K's"
     p_path = "registers of the leader, shared memory for the follower"
 
-    def __init__(
-        self, C: HopperMLAConstants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
-        *, traced: bool = True,
-    ) -> None:
-        self.C = C
-        super().__init__(places_of(C), dtype, boxes, traffic, traced=traced)
+    C: HopperMLAConstants
+
+    def start(self) -> None:
+        """Makes the mbarriers."""
+        C = self.C
         self.leader, self.follower, self.producer = self.places.partitions.values()
         self.q_full, self.q_free = self.hazards.mbarrier("q full"), self.hazards.mbarrier("q free")
         # Barriers of bar.arrive and bar.sync: every warp arrives.

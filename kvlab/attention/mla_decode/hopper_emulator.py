@@ -22,7 +22,7 @@ from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.tile.rows_over_warps import butterfly
 
 from .hopper_config import HopperMLAConfig
-from .hopper_cta import HALVES, HopperMLACTA, Warps
+from .hopper_cta import HALVES, HopperMLACTA, Warps, places_of
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
@@ -266,18 +266,8 @@ def mask_rows(s: Fragments, token: int, key: int, first_limit: int, tokens: int,
 
 
 def launch(
-    q: Array,
-    kv_cache: Array,
-    k_rope: Array,
-    block_table: Array,
-    seq_lens: Array,
-    *,
-    scale: float,
-    features: Features,
-    config: HopperMLAConfig,
-    out: Array | None = None,
-    arch: str = "sm_90",
-    traffic: Traffic | None = None,
+    q: Array, kv_cache: Array, k_rope: Array, block_table: Array, seq_lens: Array, *, scale: float, features: Features,
+    config: HopperMLAConfig, out: Array | None = None, arch: str = "sm_90", traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
     """Run the twins; arguments and results as of ``emulator.launch``, such as ``hopper_lacks`` lets pass."""
     C, splits = config.constants, config.num_splits
@@ -298,7 +288,7 @@ def launch(
         features.temperature,
     )
     with traffic.launch():
-        ctas = [HopperMLACTA(C, q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]
+        ctas = [HopperMLACTA(C, places_of(C), q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]
         roles: list[Role] = []
         for n, cta in enumerate(ctas):
             roles.append((cta.producer, produce(cta, x, n)))

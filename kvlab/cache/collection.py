@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache.collection_base import KVCacheCollection
-from kvlab.cache.indices import count
 from kvlab.cache.page_table import lookup_table_columns
 from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.static_params import KVCacheStaticParams
 from kvlab.common.arrays import as_array
+from kvlab.common.checks import count
 from kvlab.common.opaque import opaque_methods
 from kvlab.memory import POISON, as_dtype
 

@@ -6,12 +6,13 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from kvlab.cache.indices import flag, index, plain
 from kvlab.cache.over_arrays import OverArrays
 from kvlab.cache.static_params import KVCacheStaticParams
 from kvlab.cache.view import KVCacheView
-from kvlab.common.arrays import as_array, is_torch, to_numpy, to_torch
+from kvlab.common.arrays import as_array, to_numpy, to_torch
+from kvlab.common.checks import flag, index, plain
 from kvlab.common.opaque import opaque_methods
+from kvlab.common.torch_here import is_torch
 
 View = TypeVar("View", bound=KVCacheView)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.indices import Int64, count, integers
 from kvlab.cache.page_table import check_tables
 from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.pointer import UnsafePointer, null
@@ -16,6 +15,7 @@ from kvlab.cache.stored_scales import zeros_at
 from kvlab.cache.tma_descriptors import TmaTiles
 from kvlab.cache.view import KVCacheView
 from kvlab.common.arrays import to_numpy
+from kvlab.common.checks import Int64, count, integers
 from kvlab.memory import float32, invalid
 
 

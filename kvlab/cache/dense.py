@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache.collection import PagedKVCacheCollection
-from kvlab.cache.indices import count, flag, integers
 from kvlab.cache.static_params import KVCacheStaticParams
 from kvlab.common.arrays import to_numpy
+from kvlab.common.checks import count, flag, integers
 
 
 def from_dense(
@@ -46,7 +46,7 @@ def from_dense(
     batch, tokens, heads, head_size = _check(keys, values)
     lengths = integers("lengths", lengths)
     if lengths.shape != (batch,) or (lengths < 0).any() or (lengths > tokens).any():
-        raise ValueError(f"lengths {lengths.tolist()} must be {batch} numbers in [0, {tokens}]: k is {keys[0].shape}")
+        raise ValueError(f"lengths is {lengths.tolist()}: must be {batch} numbers in [0, {tokens}], as k has")
     count("page_size", page_size, least=1)
     count("new_tokens", new_tokens)
     count("spare_pages", spare_pages)

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from kvlab.cache.indices import Int64, count, index, integers, plain
 from kvlab.cache.operand import MHAOperand
 from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.pointer import UnsafePointer, null
@@ -17,6 +16,7 @@ from kvlab.cache.storage import BlockStorage
 from kvlab.cache.stored_scales import ScaleStorage, zeros_at
 from kvlab.cache.tma_descriptors import depth_strip
 from kvlab.common.arrays import as_array, to_numpy
+from kvlab.common.checks import Int64, count, index, integers, plain
 from kvlab.hardware import RaggedTMA3DTile, TmaDescriptor, TMAGather4Tile, TMATensorTile, create_kv_tile
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import Memory, float32, invalid
@@ -338,8 +338,8 @@ class RaggedMHAOperand(_Dense):
         o = self.offsets
         if o.ndim != 1 or not o.size or o[0] < 0 or (np.diff(o) < 0).any() or o[-1] > buffer.shape[0]:
             raise ValueError(
-                f"cache_row_offsets {o.tolist()} must be [batch + 1] numbers from 0 to {buffer.shape[0]}, none less "
-                "than the one before"
+                f"cache_row_offsets is {o.tolist()}: must be [batch + 1] numbers from 0 to {buffer.shape[0]}, none "
+                "less than the one before"
             )
         self.scales = None if scales is None else to_numpy(as_array(scales), "scales")
 
@@ -367,7 +367,7 @@ class RaggedMHAOperand(_Dense):
         """``[1, BMN]`` of the scales as ``[1, total]`` or ``[H, total]``; the number of scales is a multiple of 4."""
         if self.scales is None or self.scales.ndim not in (2, 3):
             shape = None if self.scales is None else self.scales.shape
-            raise ValueError(f"scales {shape} must be [total, 1] or [H, total, 1]")
+            raise ValueError(f"scales is {shape}: must be [total, 1] or [H, total, 1]")
         if self.scales.size % 4:
             raise ValueError(f"{self.scales.size} scales: must be a multiple of 4, TMA moves 16 bytes")
         count("BMN", BMN, least=1)

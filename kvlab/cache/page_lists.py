@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.indices import Int64, count, integers
 from kvlab.cache.page_table import lookup_table_columns
 from kvlab.common.arrays import to_numpy
+from kvlab.common.checks import Int64, count, integers
 
 
 def table_of_page_lists(

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.indices import Int64, count
 from kvlab.cache.page_table import lookup_table_columns
+from kvlab.common.checks import Int64, count
 
 
 class OutOfPages(RuntimeError):

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.indices import Int64, count, index, integers
-from kvlab.common.arrays import dtype_of, is_torch, to_numpy
+from kvlab.common.arrays import dtype_of, to_numpy
+from kvlab.common.checks import Int64, count, index, integers
+from kvlab.common.torch_here import is_torch
 
 COLUMN_GROUP, COLUMN_TAIL = 8, 16
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.indices import Int64, count, index, integers, plain
 from kvlab.cache.page_table import PageTable, check_tables
 from kvlab.cache.pointer import UnsafePointer, null
 from kvlab.cache.row_indices import PagedRowIndices, populate
@@ -17,6 +16,7 @@ from kvlab.cache.stored_scales import ScaleStorage
 from kvlab.cache.tma_descriptors import TmaTiles
 from kvlab.cache.view import KVCacheView
 from kvlab.common.arrays import as_array, same_place, to_numpy
+from kvlab.common.checks import Int64, count, index, integers, plain
 from kvlab.memory import as_dtype, float32, invalid
 
 
@@ -156,8 +156,8 @@ class PagedKVCache(TmaTiles, KVCacheView):
         """First token and rows in use of windows that keep the rules of :meth:`block_paged_ptr`."""
         if count("tile_size", tile_size) < 1 or self.page_size_ % tile_size:
             raise ValueError(
-                f"tile_size {tile_size} must divide the page size {self.page_size_}; tiles over smaller pages go by "
-                "row_offsets"
+                f"tile_size is {tile_size}: must divide the page size {self.page_size_}; tiles over smaller pages go "
+                "by row_offsets"
             )
         rows = np.minimum(tile_size, integers("valid", tile_size if valid is None else valid))
         start = integers("start_tok_idx", start_tok_idx)

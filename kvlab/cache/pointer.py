@@ -40,7 +40,7 @@ class UnsafePointer:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
         whole = np.asarray(self.offset)
         if whole.dtype.kind not in "iu":
-            raise ValueError(f"offset {self.offset!r} must be an integer or an array of integers")
+            raise ValueError(f"offset is {self.offset!r}: must be an integer or an array of integers")
         object.__setattr__(self, "offset", operator.index(whole[()]) if whole.ndim == 0 else whole.astype(np.int64))
         elements = self.memory.nbytes // self.dtype.itemsize
         if whole.size and not 0 <= whole.min() <= whole.max() <= elements:

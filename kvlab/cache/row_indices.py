@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.indices import Int64, count, index, integers
 from kvlab.cache.page_table import PageTable
 from kvlab.cache.storage import BlockStorage
+from kvlab.common.checks import Int64, count, index, integers
 from kvlab.layout.algebra.int_tuple import at_once
 
 FILL_ROW = 1 << 30
@@ -29,13 +29,13 @@ def kv_sub_tile_rows(BN: int, page_size: int) -> int:
     >>> kv_sub_tile_rows(128, 48)
     Traceback (most recent call last):
         ...
-    ValueError: page_size 48 must divide BN 128, or be a multiple of it
+    ValueError: page_size is 48: must divide BN 128, or be a multiple of it
     """
     count("BN", BN, least=1)
     count("page_size", page_size, least=-1)
     rows = BN if page_size <= 0 or page_size >= BN else page_size
     if BN % rows or (page_size > 0 and page_size % rows):
-        raise ValueError(f"page_size {page_size} must divide BN {BN}, or be a multiple of it")
+        raise ValueError(f"page_size is {page_size}: must divide BN {BN}, or be a multiple of it")
     return rows
 
 
@@ -118,7 +118,7 @@ class PagedRowIndices:
         ((array([24]), 4), (array([26]), 2))
         """
         if num_v_sub_tiles < 1 or self.BN % num_v_sub_tiles:
-            raise ValueError(f"num_v_sub_tiles {num_v_sub_tiles} must divide BN {self.BN}")
+            raise ValueError(f"num_v_sub_tiles is {num_v_sub_tiles}: must divide BN {self.BN}")
         rows = self.BN // num_v_sub_tiles
         step = math.gcd(self.eff_page, rows)
         first = int(index("slot", slot, num_v_sub_tiles)) * rows + np.arange(0, rows, step)
@@ -130,7 +130,7 @@ class PagedRowIndices:
         copies = rows.shape[-1]
         valid = copies if valid_pages is None else valid_pages
         if not 1 <= valid <= copies:
-            raise ValueError(f"valid_pages {valid_pages} must be 1 to {copies}, the copies of this CTA")
+            raise ValueError(f"valid_pages is {valid_pages}: must be 1 to {copies}, the copies of this CTA")
         return np.where(np.arange(copies) < valid, rows, FILL_ROW) if oob_fill else rows[..., :valid]
 
 
@@ -138,7 +138,7 @@ def aligned_rows(base_kv_row: Any, base_alignment: int) -> Int64:
     """``base_kv_row`` as int64. ValueError unless all are multiples of ``base_alignment``."""
     base = integers("base_kv_row", base_kv_row)
     if (base % count("base_alignment", base_alignment, least=1)).any():
-        raise ValueError(f"base_kv_row {base_kv_row} must be a multiple of base_alignment {base_alignment}")
+        raise ValueError(f"base_kv_row is {base_kv_row}: must be a multiple of base_alignment {base_alignment}")
     return base
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .indices import count
+from kvlab.common.checks import count
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class KVCacheStaticParams:
     >>> KVCacheStaticParams(num_heads=0, head_size=128)
     Traceback (most recent call last):
         ...
-    ValueError: num_heads 0 must be at least 1
+    ValueError: num_heads is 0: must be at least 1
     """
 
     num_heads: int

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.indices import Int64, count, index, integers
 from kvlab.common.arrays import INFERENCE, as_array, dtype_of, element_strides, to_numpy, wants_grad
+from kvlab.common.checks import Int64, count, index, integers
 from kvlab.memory import Memory
 
 

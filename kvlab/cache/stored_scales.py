@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.indices import Int64, count, integers
 from kvlab.cache.storage import BlockStorage
+from kvlab.common.checks import Int64, count, integers
 
 
 class ScaleStorage(BlockStorage):

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.indices import count
 from kvlab.cache.storage import BlockStorage
 from kvlab.common.arrays import to_numpy
+from kvlab.common.checks import count
 from kvlab.hardware import (
     RaggedTMA3DTile,
     TensorMapSwizzle,
@@ -40,7 +40,7 @@ def depth_strip(dtype: Any, swizzle_mode: Any, depth: int, BK: int | None) -> in
     BK = padded_depth(dtype, swizzle_mode, depth) if BK is None else BK
     if count("BK", BK) < 1 or BK % width:
         label = TensorMapSwizzle.of(swizzle_mode).label
-        raise ValueError(f"BK {BK} must be a multiple of {width} elements of {as_dtype(dtype)}, swizzle {label}")
+        raise ValueError(f"BK is {BK}: must be a multiple of {width} elements of {as_dtype(dtype)}, swizzle {label}")
     return BK
 
 
@@ -168,7 +168,7 @@ class TmaTiles:
     def _box_rows(self, BN: int) -> int:
         """``BN`` where a page holds as many rows."""
         if count("BN", BN, least=1) > self.page_size_ > 0:
-            raise ValueError(f"BN {BN} must be at most {self.page_size_}, the rows of a page")
+            raise ValueError(f"BN is {BN}: must be at most {self.page_size_}, the rows of a page")
         return BN
 
     def _rope_rows(self, padded_depth: int) -> Array:
@@ -181,5 +181,5 @@ class TmaTiles:
             )
         rows = kv_rows(self.storage)
         if not 0 < count("padded_depth", padded_depth) < rows.shape[2]:
-            raise ValueError(f"padded_depth {padded_depth} must be inside the row of {rows.shape[2]} bytes")
+            raise ValueError(f"padded_depth is {padded_depth}: must be inside the row of {rows.shape[2]} bytes")
         return rows

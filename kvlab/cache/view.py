@@ -7,13 +7,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from kvlab.cache.indices import Int64, count, index, integers, plain
 from kvlab.cache.over_arrays import OverArrays
 from kvlab.cache.page_table import PageTable
 from kvlab.cache.pointer import UnsafePointer
 from kvlab.cache.static_params import KVCacheStaticParams
 from kvlab.cache.storage import BlockStorage
-from kvlab.common.arrays import as_array, is_torch, same_place, to_numpy
+from kvlab.common.arrays import as_array, same_place, to_numpy
+from kvlab.common.checks import Int64, count, index, integers, plain
+from kvlab.common.torch_here import is_torch
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import Memory, as_dtype
 

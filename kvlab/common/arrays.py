@@ -10,25 +10,12 @@ from typing import Any
 import numpy as np
 
 from kvlab.common.dtypes import as_dtype
+from kvlab.common.torch_here import is_torch
 
 INFERENCE = "detached, or the call under torch.no_grad(); kvlab is for inference"
 
 # torch has dtypes that NumPy lacks, and the other way round: those cross as integers of the same size.
 _BITS = {1: "uint8", 2: "int16"}
-
-
-def torch_here() -> Any:
-    """torch where it has been imported to its end, None before: another thread may be in the middle of it."""
-    torch = sys.modules.get("torch")
-    return None if torch is None or getattr(torch.__spec__, "_initializing", False) else torch
-
-
-def is_torch(array: Any) -> bool:
-    """Tells whether ``array`` is a torch tensor. Nobody who has one has not imported torch."""
-    if isinstance(array, np.ndarray):
-        return False
-    torch = torch_here()
-    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def wants_grad(array: Any) -> bool:

@@ -6,10 +6,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvlab.common.checks import shown
 from kvlab.memory import Memory
 
-MOST_BITS = 56
 Array: TypeAlias = np.ndarray[Any, Any]
 IntArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -20,28 +18,6 @@ def frozen(array: Array) -> IntArray:
     out = np.array(array, np.int64)
     out.flags.writeable = False
     return out
-
-
-def integers(value: Any, what: str) -> IntArray:
-    """``value`` as int64, of any shape; ValueError for floats, booleans, text, None, and what needs more than 56 bits,
-    which no address, coordinate or row has: sums and bytes of what is returned have no more than 63."""
-    try:
-        array = np.asarray(value)
-    except ValueError:  # lists that are nested too deeply, or ragged
-        raise ValueError(f"{what} is {shown(value)}: must be integers") from None
-    if array.dtype.kind not in "iu" and array.size:
-        raise ValueError(f"{what} is {shown(value)}: must be integers")
-    if array.size and (array.max() >> MOST_BITS > 0 or array.min() < -(1 << MOST_BITS)):
-        raise ValueError(f"{what} is {shown(value)}: must be integers of {MOST_BITS} bits")
-    return array.astype(np.int64, copy=False)
-
-
-def whole(value: Any, what: str, least: int = 0) -> int:
-    """``value`` as a Python int of at least ``least`` and at most 48 bits, or ValueError."""
-    number = int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else least - 1
-    if not least <= number < 1 << 48:
-        raise ValueError(f"{what} is {shown(value)}: must be an integer of {least} or more, of 48 bits at most")
-    return number
 
 
 def memory_of(value: Any, what: str) -> Memory:

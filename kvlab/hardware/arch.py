@@ -28,7 +28,7 @@ class LaneGroups:
     >>> LaneGroups(("ds_read_b128",), groups=((0, 2), (2, 3)), banks=32, source="an example")
     Traceback (most recent call last):
         ...
-    ValueError: groups ((0, 2), (2, 3)) must be of one size and hold each lane once
+    ValueError: groups is ((0, 2), (2, 3)): must be of one size and hold each lane once
     """
 
     instructions: tuple[str, ...]
@@ -39,7 +39,7 @@ class LaneGroups:
     def __post_init__(self) -> None:
         lanes = sorted(lane for group in self.groups for lane in group)
         if lanes != list(range(len(lanes))) or len({len(group) for group in self.groups}) != 1:
-            raise ValueError(f"groups {self.groups} must be of one size and hold each lane once")
+            raise ValueError(f"groups is {self.groups}: must be of one size and hold each lane once")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kvlab.common.arrays import torch_here
+from kvlab.common.torch_here import torch_here
 from kvlab.mirror.trace import Record, TracePlan, check_fresh, members, tracing
 
 #: (twin's index, number of the launch, step's index, iteration, output's name: of a member of a tuple ``q[1]``)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.common.arrays import torch_here
+from kvlab.common.torch_here import torch_here
 
 _ALIGN = 256
 

@@ -66,7 +66,7 @@ def draw_shared_memory(
     if hasattr(slots, "owner"):
         base = slots.base
     if slot_bytes <= 0 or row_bytes % slot_bytes or base % slot_bytes:
-        raise ValueError(f"slot_bytes {slot_bytes} must divide row_bytes {row_bytes} and the base address {base}")
+        raise ValueError(f"slot_bytes is {slot_bytes}: must divide row_bytes {row_bytes} and the base address {base}")
     if colour not in TOLD:
         raise ValueError(f"colour is {colour!r}: must be one of {', '.join(map(repr, TOLD))}")
     image = Image.over(slots, slot_bytes, base, row_bytes, banks)

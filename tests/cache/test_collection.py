@@ -127,9 +127,9 @@ class TestFromDense:
     @pytest.mark.parametrize(
         "change, message",
         [
-            ({"lengths": [3]}, r"lengths \[3\] must be 2 numbers in \[0, 9\]"),
-            ({"lengths": [3, 10]}, r"lengths \[3, 10\] must be 2 numbers"),
-            ({"page_size": 0}, "page_size 0 must be at least 1"),
+            ({"lengths": [3]}, r"lengths is \[3\]: must be 2 numbers in \[0, 9\]"),
+            ({"lengths": [3, 10]}, r"lengths is \[3, 10\]: must be 2 numbers"),
+            ({"page_size": 0}, "page_size is 0: must be at least 1"),
             ({"v": np.zeros((1, 2, 9, 1, 8), np.float16)}, r"v\[0\] is .* float16"),
             ({"v": np.zeros((2, 2, 9, 1, 8), np.float32)}, "v has 2 layers, k 1"),
             ({"k": np.zeros((1, 2, 9, 8), np.float32)}, "must be at least one of"),

@@ -35,13 +35,13 @@ GOOD = {
         ({"cache_lengths": [5, -1]}, r"cache_lengths\[1\] is -1: must be in \[0, 8\]"),
         ({"lookup_table": np.array([2, 0])}, r"lookup_table has shape \(2,\): must be \[batch, columns\]"),
         ({"lookup_table": np.zeros((2, 2))}, "lookup_table has dtype float64: must be integers"),
-        ({"max_seq_length": 1.0}, r"max_seq_length 1\.0 must be an integer of at least 0"),
+        ({"max_seq_length": 1.0}, r"max_seq_length is 1\.0: must be an integer of at least 0"),
         ({"blocks": np.zeros((3, 4, 2, 8), ">f4")}, "blocks has dtype >f4, another byte order than this machine's"),
         ({"blocks": np.ma.zeros((3, 4, 2, 8), "f4")}, "blocks is a MaskedArray: must be a plain array"),
         ({"cache_lengths": np.array([5, 0], ">u4")}, "cache_lengths has dtype >u4, another byte order"),
         ({"lookup_table": np.ma.masked_array([[2, 0], [1, -1]])}, "lookup_table is a MaskedArray: must be a plain"),
-        ({"max_seq_length": -1}, "max_seq_length -1 must be at least 0"),
-        ({"max_cache_length": -1}, "max_cache_length -1 must be at least 0"),
+        ({"max_seq_length": -1}, "max_seq_length is -1: must be at least 0"),
+        ({"max_cache_length": -1}, "max_cache_length is -1: must be at least 0"),
         ({"total_num_pages": 4}, "total_num_pages 4 exceeds the 3 pages"),
         ({"kv_params": KVCacheStaticParams(4, 8)}, r"kv_params .*num_heads=4.* does not fit blocks of shape"),
     ],
@@ -117,7 +117,7 @@ def test_sizes_must_be_integers(name, size):
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_are_positive(name):
     for size in (0, -4):
-        with pytest.raises((ValueError, IndexError), match=f"{name} {size}"):
+        with pytest.raises((ValueError, IndexError), match=f"{name} is {size}"):
             SIZES[name](PagedKVCache(**GOOD), size)
 
 
@@ -136,7 +136,7 @@ def test_other_indices():
 class TestTiles:
     @pytest.mark.parametrize("tile", [0, 3, 8])
     def test_must_divide_the_page(self, tile):
-        with pytest.raises(ValueError, match=f"tile_size {tile} must divide the page size 4; .* row_offsets"):
+        with pytest.raises(ValueError, match=f"tile_size is {tile}: must divide the page size 4; .* row_offsets"):
             PagedKVCache(**GOOD).block_paged_ptr(0, 0, 0, tile_size=tile)
 
     def test_must_stay_in_the_page(self):
@@ -195,7 +195,7 @@ class TestPointer:
     def test_refuses(self):
         with pytest.raises(ValueError, match="value has dtype float32, the pointer bfloat16"):
             UnsafePointer(self.memory, 0, bfloat16).store(np.zeros(1, np.float32))
-        with pytest.raises(ValueError, match=r"offset 0\.5 must be an integer"):
+        with pytest.raises(ValueError, match=r"offset is 0\.5: must be an integer"):
             UnsafePointer(self.memory, 0.5, bfloat16)
 
 
@@ -208,7 +208,7 @@ def test_masked_values_are_not_stored():
 
 @pytest.mark.parametrize("heads", [2.5, "2", None])
 def test_params_take_integers(heads):
-    with pytest.raises(ValueError, match=f"num_heads {heads!r} must be an integer of at least 1"):
+    with pytest.raises(ValueError, match=f"num_heads is {heads!r}: must be an integer of at least 1"):
         KVCacheStaticParams(heads, 16)
 
 

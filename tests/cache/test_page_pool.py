@@ -159,16 +159,16 @@ def test_copies_carry_values_and_scales():
     "act, message",
     [
         (lambda p: p.append(7, 1), "sequence is 7: must be in the pool"),
-        (lambda p: p.append(0, -1), "tokens -1 must be at least 0"),
-        (lambda p: p.allocate(-1), "tokens -1 must be at least 0"),
+        (lambda p: p.append(0, -1), "tokens is -1: must be at least 0"),
+        (lambda p: p.allocate(-1), "tokens is -1: must be at least 0"),
         (lambda p: p.fork(0, 4), "tokens 4 of sequence 0: it has 3"),
         (lambda p: p.truncate(0, 4), "tokens 4 of sequence 0: it has 3"),
         (lambda p: p.slots(0, 2, 2), "tokens 2 to 4 of sequence 0: it has 3"),
-        (lambda p: p.slots(0, -1, 2), "first -1 must be at least 0"),
-        (lambda p: p.slots(0, 0, 1.0), "tokens 1.0 must be an integer"),
+        (lambda p: p.slots(0, -1, 2), "first is -1: must be at least 0"),
+        (lambda p: p.slots(0, 0, 1.0), "tokens is 1.0: must be an integer"),
         (lambda p: p.references(2), "page 2: the pool has pages 0 to 1"),
-        (lambda p: p.references(-1), "page -1 must be at least 0"),
-        (lambda p: p.lookup_table([0], columns=2.5), "columns 2.5 must be an integer"),
+        (lambda p: p.references(-1), "page is -1: must be at least 0"),
+        (lambda p: p.lookup_table([0], columns=2.5), "columns is 2.5: must be an integer"),
     ],
 )
 def test_errors_change_nothing(act, message):

@@ -162,10 +162,10 @@ class TestTilesOverSmallPages:
         [
             (
                 {"base_kv_row": 8, "BN": 16, "base_alignment": 16},
-                "base_kv_row 8 must be a multiple of base_alignment 16",
+                "base_kv_row is 8: must be a multiple of base_alignment 16",
             ),
             ({"base_kv_row": 4, "BN": 16, "base_alignment": 4}, "base_alignment 4 and base_kv_row 4 must be multiples"),
-            ({"base_kv_row": 0, "BN": 12, "base_alignment": 8}, "page_size 8 must divide BN 12"),
+            ({"base_kv_row": 0, "BN": 12, "base_alignment": 8}, "page_size is 8: must divide BN 12"),
             ({"base_kv_row": 0, "BN": 32, "base_alignment": 32}, "lookup_table has 5 columns"),
         ],
     )

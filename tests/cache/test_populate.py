@@ -83,9 +83,9 @@ def test_partial_tiles():
     tile = PagedRowIndices(BN=64, page_size=16, rows=np.array([96, 24, 48, 0]))
     assert tile.k_copies(2)[0].tolist() == [96, 24]
     assert tile.k_copies(2, oob_fill=True)[0].tolist() == [96, 24, 2**30, 2**30]
-    with pytest.raises(ValueError, match="valid_pages 5 must be 1 to 4"):
+    with pytest.raises(ValueError, match="valid_pages is 5: must be 1 to 4"):
         tile.k_copies(5)
-    with pytest.raises(ValueError, match="num_v_sub_tiles 3 must divide BN 64"):
+    with pytest.raises(ValueError, match="num_v_sub_tiles is 3: must divide BN 64"):
         tile.v_copies(0, 3)
     with pytest.raises(IndexError, match=r"slot is 2: must be in \[0, 2\)"):
         tile.v_copies(2, 2)

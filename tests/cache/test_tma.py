@@ -160,8 +160,8 @@ def test_continuous():
 @pytest.mark.parametrize(
     "act, message",
     [
-        (lambda c: c.create_tma_tile("128B", BN=16, BK=80), "BK 80 must be a multiple of 64 elements of bfloat16"),
-        (lambda c: c.create_ragged_tma_tile("64B", BN=16, BK=48), "BK 48 must be a multiple of 32"),
+        (lambda c: c.create_tma_tile("128B", BN=16, BK=80), "BK is 80: must be a multiple of 64 elements of bfloat16"),
+        (lambda c: c.create_ragged_tma_tile("64B", BN=16, BK=48), "BK is 48: must be a multiple of 32"),
         (lambda c: c.create_rope_tma_tile("128B", BN=16, BK=64, padded_depth=128), "rows of 8-bit content and"),
         (lambda c: c.create_gather4_tma_tile(tile_width=128), "tile_stride 128 of bfloat16 is 256 bytes: must be a"),
         (lambda c: c.create_gather4_tma_tile(tile_width=256, tile_height=6), "tile_height is 6"),
@@ -177,7 +177,7 @@ def test_a_box_does_not_leave_its_page(create):
     """Rows past a page are those of other pages and layers."""
     cache = paged()
     getattr(cache, create)("128B", BN=cache.page_size_)
-    with pytest.raises(ValueError, match=f"BN {cache.page_size_ + 8} must be at most {cache.page_size_}, the rows of"):
+    with pytest.raises(ValueError, match=f"BN is {cache.page_size_ + 8}: must be at most {cache.page_size_}, the"):
         getattr(cache, create)("128B", BN=cache.page_size_ + 8)
     rope = rope_cache()
     with pytest.raises(ValueError, match="must be at most"):

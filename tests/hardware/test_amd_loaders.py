@@ -177,7 +177,7 @@ def test_what_a_writer_and_a_loader_say_of_swizzles_and_threads_is_checked() -> 
     assert (moved[:, 1] == moved[:, 0] + 64).all()
     plain = RegTileWriterLDS(np.int32, Layout.row_major(4, 4))
     for pitch in (12, 18):
-        with pytest.raises(ValueError, match=f"row_stride {pitch} must be a multiple of 4 elements, at least 16"):
+        with pytest.raises(ValueError, match=f"row_stride is {pitch}: must be a multiple of 4 elements, at least 16"):
             plain.offsets((8, 16), pitch)
     for threads in (Layout("(4,2):(3,1)"), Layout("(4,2):(0,1)"), Layout("(4,2):(1,1)")):
         for made in (RegTileLoader, RegTileWriterLDS):

@@ -120,9 +120,9 @@ def test_bad_input() -> None:
         tile_layout_k_major("bf16", 64, 64, "64B", page_dense=True)
     with pytest.raises(ValueError, match="swizzle_bytes is 48: must be 16, 32, 64 or 128"):
         internal_k_major("bf16", 64, 64, 48)
-    with pytest.raises(ValueError, match="BM 60 must be a multiple of 8 and BK 64 one of 32"):
+    with pytest.raises(ValueError, match="BM is 60: must be a multiple of 8 and BK 64 one of 32"):
         internal_k_major("bf16", 60, 64, 64)
-    with pytest.raises(ValueError, match=r"BM 64 must be a multiple of 128, BK 64 one of 4 \* SF = 64"):
+    with pytest.raises(ValueError, match=r"BM is 64: must be a multiple of 128, BK 64 one of 4 \* SF = 64"):
         tile_sf_layout_k_major(64, 64, 16)
-    with pytest.raises(ValueError, match="num_stmatrix is 0: must be an integer of 1 or more"):
+    with pytest.raises(ValueError, match="num_stmatrix is 0: must be at least 1"):
         st_matrix_n_atom(0)

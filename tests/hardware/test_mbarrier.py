@@ -52,7 +52,7 @@ def test_too_much_of_anything() -> None:
     most = SharedMemBarrier()
     most.expect_bytes((1 << 20) - 1)  # 2^20 - 1, the limit of the PTX ISA, is within it
     assert most.pending_tx == (1 << 20) - 1
-    with pytest.raises(ValueError, match="arrivals 0 must be 1 to 1048575"):
+    with pytest.raises(ValueError, match="arrivals is 0: must be 1 to 1048575"):
         SharedMemBarrier(0)
     with pytest.raises(ValueError, match="phase is 2: must be a parity"):
         SharedMemBarrier().try_wait(2)
@@ -91,5 +91,5 @@ def test_a_producer_and_a_consumer_follow_the_parities() -> None:
         empty[consumed.index].arrive()
         consumed.step()
         assert produced.count - consumed.count <= 3
-    with pytest.raises(ValueError, match="num_stages -1 must not be negative"):
+    with pytest.raises(ValueError, match="num_stages is -1: must not be negative"):
         PipelineState(-1)

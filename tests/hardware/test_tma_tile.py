@@ -64,7 +64,7 @@ def test_the_order_of_boxes() -> None:
     assert tile.offsets.tolist() == [0, 128, 256, 384]
     assert TMATensorTile(flat, (32, 16), is_k_major=False).corners.tolist() == tile.corners.tolist()
     for rest in ((15, 32), (16, 40)):
-        with pytest.raises(ValueError, match=r"must be whole boxes of \(8, 16\); what remains is not copied"):
+        with pytest.raises(ValueError, match=r"must be whole boxes of \(8, 16\); no rest is copied"):
             TMATensorTile(flat, rest)
     deep = TmaDescriptor.of(np.zeros((8, 4, 64), np.float32), (4, 2, 32))
     k_first, k_last = TMATensorTile(deep, (6, 4, 64)), TMATensorTile(deep, (6, 4, 64), is_k_major=False)
@@ -250,7 +250,7 @@ def test_bad_tiles() -> None:
         create_tma_tile(tensor, (16, 64), "64B")
     with pytest.raises(ValueError, match="must be \\[rows, heads, head_size\\]"):
         create_kv_tile(tensor, 16, 64)
-    with pytest.raises(ValueError, match="BK 96 must be at least 2 times and a multiple of 64"):
+    with pytest.raises(ValueError, match="BK is 96: must be at least 2 times and a multiple of 64"):
         fold_kv_descriptor(np.zeros((64, 2, 192), np.float16), 16, 96)
     with pytest.raises(ValueError, match="must have its rank, 2 to 5"):
         TMATensorTile(TmaDescriptor.of(tensor, (16, 8)), (16, 8, 8))
@@ -258,7 +258,7 @@ def test_bad_tiles() -> None:
         create_split_tma(tensor, (16, 64)).async_copy(Memory(2048), 0, (0,))
     with pytest.raises(ValueError, match="tile_height is 6: must be a positive multiple of 4"):
         create_tma_tile_gather4(tensor, 64, tile_height=6)
-    with pytest.raises(ValueError, match=r"tile_width 577 must be 1 to the columns of a matrix, not of \(64, 128\)"):
+    with pytest.raises(ValueError, match=r"tile_width is 577: must be 1 to the columns .*, not of \(64, 128\)"):
         create_tma_tile_gather4(tensor, 577)
     with pytest.raises(ValueError, match=r"rows has shape \(3,\): must be \[\.\.\., 4\]"):
         create_tma_tile_gather4(tensor, 64).async_copy_gather4_tile(Memory(1024), 0, [1, 2, 3])

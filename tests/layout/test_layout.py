@@ -176,7 +176,7 @@ def test_is_row_major():
         (lambda: Layout.row_major(4, 8)(-1, 0), "coordinate -1 is negative"),
         (lambda: Layout.row_major(4, 8)(np.array([3, -2]), 0), "coordinate -2 is negative"),
         (lambda: Layout.row_major(4, 8)(np.array([0.5]), 0), "dtype float64: must be integers"),
-        (lambda: Layout.row_major(4, 8)([1, 2]), "a coordinate with several modes is a tuple"),
+        (lambda: Layout.row_major(4, 8)([1, 2]), "a coordinate of several modes is a tuple"),
     ],
 )
 def test_refusals(make, says):

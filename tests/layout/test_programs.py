@@ -171,5 +171,5 @@ class TestValidRows:
         assert tensor(8, 4).with_valid_rows(3).with_valid_rows(None).valid_rows is None
 
     def test_count_must_be_an_integer(self):
-        with pytest.raises(ValueError, match=r"valid_rows 2\.5 must be an int"):
+        with pytest.raises(ValueError, match=r"valid_rows is 2\.5: must be an int"):
             tensor(8, 4).with_valid_rows(2.5)

@@ -217,7 +217,7 @@ def test_shared_memory_without_room() -> None:
     strip = UnsafePointer(Memory(128 * 32 * 2, space=SHARED), 8, bfloat16)
     with pytest.raises(ValueError, match=r"^smem_ptr at 16: a strip of 8192 bytes .* does not fit"):
         DecodeStreamingKVBuffer(K, cache(), 0, 0, strip, 99)
-    with pytest.raises(TypeError, match=r"^smem TileTensor\(.* must be a Memory in shared memory$"):
+    with pytest.raises(TypeError, match=r"^smem is TileTensor\(.* must be a Memory in shared memory$"):
         DecodeKVBuffer(staged(cache()).params, cache(), 0, 0, TileTensor(strip.memory, "bf16", K.mma_layout), 99)
 
 
@@ -250,7 +250,7 @@ def test_the_walk_of_a_bounded_strip_buffer() -> None:
 
 
 @pytest.mark.parametrize("more, words", [
-    ({"batch_idx": 0.5}, "batch_idx 0.5 must be an integer"), ({"num_keys": "x"}, "num_keys 'x' must be an integer"),
+    ({"batch_idx": 0.5}, "batch_idx is 0.5: must be an integer"), ({"num_keys": "x"}, "num_keys is 'x': must"),
     ({"head_idx": [[0]]}, "head_idx"), ({"batch_idx": [0, 0], "num_keys": [1, 2, 3]}, "batch_idx"),
 ])
 def test_a_strip_buffer_of_no_sequence(more: dict[str, Any], words: str) -> None:

@@ -252,7 +252,7 @@ def test_bad_calls_are_refused() -> None:
         KBuffer(buffer_of(transpose=False, token_gen=True).params, None, 0, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="VBuffer: tensor_core_mma with transpose_b True is K"):
         VBuffer(k.params, None, 0, 0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_threads 192 must be a multiple of 256"):
+    with pytest.raises(ValueError, match="num_threads is 192: must be a multiple of 256"):
         buffer_of(num_threads=192)
     with pytest.raises(ValueError, match="one with fragments of 16 bytes at most"):
         buffer_of(shape=(32, 32, 32))

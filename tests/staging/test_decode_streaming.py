@@ -351,15 +351,15 @@ def test_bad_input_is_refused_and_nothing_written() -> None:
         DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, shared(9000, 3))
     with pytest.raises(ValueError, match="does not fit in"):
         DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, shared(8000, 10))
-    with pytest.raises(TypeError, match="smem_ptr 0 must be an UnsafePointer"):
+    with pytest.raises(TypeError, match="smem_ptr is 0: must be an UnsafePointer"):
         DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, 0)
     with pytest.raises(ValueError, match="smem_ptr points into generic memory: must point into shared memory"):
         DecodeStreamingKVBuffer(
             k.params, k.cache, k.batch_idx, k.head_idx, UnsafePointer(Memory(9000, programs=10), 0, bfloat16)
         )
-    with pytest.raises(TypeError, match="gmem_tile 3 must be a TileTensor in global or generic memory"):
+    with pytest.raises(TypeError, match="gmem_tile is 3: must be a TileTensor in global or generic memory"):
         k.load_from_dram(0, 3)
-    with pytest.raises(ValueError, match="warp_id -1 must be None or one of the 4 warps"):
+    with pytest.raises(ValueError, match="warp_id is -1: must be None or one of the 4 warps"):
         DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, warp_id=-1)
     with pytest.raises(ValueError, match="num_keys None"):
         DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx).iterator()
@@ -369,14 +369,14 @@ def test_bad_input_is_refused_and_nothing_written() -> None:
     "change,says",
     [
         ({"mma_shape": (16, 8, 16)}, r"mma_shape is \(16, 8, 16\): must be"),
-        ({"BK": 48}, "BK 48 must be a multiple of MMA_K 32"),
-        ({"BK": 128}, "BK 128 must be 64 or 128 bytes of bfloat16"),
-        ({"WN": 48}, "BN 128 must be a multiple of WN 48"),
-        ({"num_threads": 100}, "num_threads 100 must be a multiple of 64"),
-        ({"num_threads": 192}, "num_threads 192 must be at least 256: BN // WN = 4 warps along"),
-        ({"dtype": "fp8", "swizzle": None, "BK": 64}, "BK 64 of a 1-byte K must be MMA_K 32"),
-        ({"transpose": False, "depth": 96}, "depth 96 must be a multiple of 64"),
-        ({"depth": 0}, "depth 0 must be at least 1"),
+        ({"BK": 48}, "BK is 48: must be a multiple of MMA_K 32"),
+        ({"BK": 128}, "BK is 128: must be 64 or 128 bytes of bfloat16"),
+        ({"WN": 48}, "BN is 128: must be a multiple of WN 48"),
+        ({"num_threads": 100}, "num_threads is 100: must be a multiple of 64"),
+        ({"num_threads": 192}, "num_threads is 192: must be at least 256: BN // WN = 4 warps along"),
+        ({"dtype": "fp8", "swizzle": None, "BK": 64}, "BK is 64 of a 1-byte K: must be MMA_K 32"),
+        ({"transpose": False, "depth": 96}, "depth is 96: must be a multiple of 64"),
+        ({"depth": 0}, "depth is 0: must be at least 1"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused(change: dict[str, Any], says: str) -> None:

@@ -222,7 +222,7 @@ def test_bad_footprints() -> None:
         hazards.region(128, 16, (2,))
     with pytest.raises(ValueError, match=r"addresses has shape \(3, 4\): must be \[..., 2 warps, lanes\]"):
         hazards.footprint(np.zeros((3, 4), np.int64), 4)
-    with pytest.raises(ValueError, match="warps 40 must be 1 to 31"):
+    with pytest.raises(ValueError, match="warps is 40: must be 1 to 31"):
         Hazards(Memory(64), warps=40)
 
 

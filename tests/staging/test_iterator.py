@@ -135,11 +135,11 @@ def test_increment_passes_over_a_tile() -> None:
 
 def test_bad_input_is_refused() -> None:
     cache, _ = dense_case(64, [300])
-    with pytest.raises(ValueError, match="tile_size 0 must be at least 1"):
+    with pytest.raises(ValueError, match="tile_size is 0: must be at least 1"):
         KVCacheIterator(cache, 0, 0, 0, 300)
-    with pytest.raises(ValueError, match=r"end 3.5 must be an integer"):
+    with pytest.raises(ValueError, match=r"end is 3.5: must be an integer"):
         KVCacheIterator(cache, 64, 0, 0, 3.5)
-    with pytest.raises(ValueError, match="tile_start_row -1 must not be negative"):
+    with pytest.raises(ValueError, match="tile_start_row is -1: must not be negative"):
         KVCacheIterator(cache, 64, 0, 0, 300).tile_start_row = -1
     with pytest.raises(ValueError, match=r"must be \[programs\] or scalars"):
         KVCacheIterator(cache, 64, np.zeros((1, 2), int), 0, 300)
@@ -148,14 +148,14 @@ def test_bad_input_is_refused() -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"tile_size": 0}, "tile_size 0 must be at least 1"),
-        ({"tile_size": 4.0}, r"tile_size 4\.0 must be an integer"),
+        ({"tile_size": 0}, "tile_size is 0: must be at least 1"),
+        ({"tile_size": 4.0}, r"tile_size is 4\.0: must be an integer"),
         ({"depth": 9}, "depth 9 from head_dim_offset 0 on must end inside the head of 8"),
         ({"head_dim_offset": 4}, "depth 8 from head_dim_offset 4 on must end inside the head of 8"),
-        ({"head_dim_offset": -4, "depth": 4}, "head_dim_offset -4 must be at least 0"),
-        ({"depth": 0}, "depth 0 must be at least 1"),
-        ({"cache_depth": 0}, "cache_depth 0 must be at least 1"),
-        ({"end": 1.5}, r"end 1\.5 must be an integer"),
+        ({"head_dim_offset": -4, "depth": 4}, "head_dim_offset is -4: must be at least 0"),
+        ({"depth": 0}, "depth is 0: must be at least 1"),
+        ({"cache_depth": 0}, "cache_depth is 0: must be at least 1"),
+        ({"end": 1.5}, r"end is 1\.5: must be an integer"),
     ],
 )
 def test_walks_that_leave_the_head_or_are_none(change: dict[str, Any], message: str) -> None:

@@ -177,7 +177,7 @@ def test_slices_inside_a_swizzled_block_warn_and_what_they_name_works() -> None:
         assert WarpSlices(k, 2).matrix_order
     with pytest.raises(ValueError, match="moves the tile"):
         WarpSlices(k, 2).load_from_dram(0)
-    with pytest.raises(ValueError, match="num_warps_n 3 must be at most the 4 warps and divide output_depth 64"):
+    with pytest.raises(ValueError, match="num_warps_n is 3: must be at most the 4 warps and divide output_depth 64"):
         WarpSlices(k, 3)
 
 
@@ -248,7 +248,7 @@ def test_instructions_that_a_wait_counts(BN: int, depth: int, full_kv: bool, war
 
 
 def test_what_parameters_may_follow() -> None:
-    with pytest.raises(ValueError, match=r"follows 'MAX' must be 'MAX 26.7' or 'document'"):
+    with pytest.raises(ValueError, match=r"follows is 'MAX': must be 'MAX 26.7' or 'document'"):
         KVBufferParams(**{**BASE, "follows": "MAX"})
 
 
@@ -322,17 +322,17 @@ def test_many_programs_at_once_over_any_pages(dtype: str, shape: Any, BK: int, p
 @pytest.mark.parametrize(
     "change,says",
     [
-        ({"bk_smem": 16}, "bk_smem 16 must be 64 or 128 bytes"),
-        ({"BN": 48, "WN": 48}, "BN 48 must be a multiple of 32"),
-        ({"depth": 48}, "smem_depth 48 must be a multiple of bk_smem 32"),
-        ({"depth": 80, "smem_depth": 64}, "smem_depth 64 must be at least depth 80"),
-        ({"WN": 16}, "WN 16 must be a multiple of MMA_N 32"),
+        ({"bk_smem": 16}, "bk_smem is 16: must be 64 or 128 bytes"),
+        ({"BN": 48, "WN": 48}, "BN is 48: must be a multiple of 32"),
+        ({"depth": 48}, "smem_depth is 48: must be a multiple of bk_smem 32"),
+        ({"depth": 80, "smem_depth": 64}, "smem_depth is 64: must be at least depth 80"),
+        ({"WN": 16}, "WN is 16: must be a multiple of MMA_N 32"),
         ({"BK": 64, "bk_smem": 32}, "load_prefill_split is for 1-byte K"),
         ({"BK": 64, "depth": 96, "smem_depth": 96, "bk_smem": 32}, "load_prefill_split is for 1-byte K"),
-        ({"transpose": False, "swizzle": None, "depth": 48, "smem_depth": 64}, "depth 48 must be a multiple of MMA_N"),
+        ({"transpose": False, "swizzle": None, "depth": 48, "smem_depth": 64}, "depth is 48: must be a multiple of"),
         ({"dtype": "fp32", "mma_shape": (16, 16, 4), "BK": 16}, "load_b is for fragments of 16 or 32 bytes"),
-        ({"num_smem_stages": 0}, "num_smem_stages 0 must be at least 1"),
-        ({"head_dim_offset": -1}, "head_dim_offset -1 must be at least 0"),
+        ({"num_smem_stages": 0}, "num_smem_stages is 0: must be at least 1"),
+        ({"head_dim_offset": -1}, "head_dim_offset is -1: must be at least 0"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused(change: dict[str, Any], says: str) -> None:
@@ -351,12 +351,12 @@ def test_bad_calls_are_refused_and_nothing_written() -> None:
         k.load_from_shared(0)
     with pytest.raises(ValueError, match="bk_tile is 2: must be one of the 2 strips"):
         k.load_from_shared(0, 2)
-    with pytest.raises(ValueError, match="end None must be an integer"):
+    with pytest.raises(ValueError, match="end is None: must be an integer"):
         buffer_of(k.params, end=None)
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'end'"):
         KVBuffer(k.params, k.cache, 0, 0)  # type: ignore[call-arg]
     three = Memory(9000, space=AddressSpace.SHARED, programs=3)
-    with pytest.raises(ValueError, match="address 8 must be a multiple of 16"):
+    with pytest.raises(ValueError, match="address is 8: must be a multiple of 16"):
         k.params.smem_tile(three, 8)
     with pytest.raises(ValueError, match="smem_tile has 3 programs"):
         buffer_of(k.params, smem_tile=k.params.smem_tile(three))
@@ -373,7 +373,7 @@ def test_bad_calls_are_refused_and_nothing_written() -> None:
         assert not isinstance(tile, k.SmemParentType)
         with pytest.raises(ValueError, match=r"smem_tile .* must be bfloat16, \(64,64\):\(32,64\), shared"):
             buffer_of(k.params, smem_tile=tile)
-    with pytest.raises(ValueError, match="warp_id 4 must be None or one of the 4 warps"):
+    with pytest.raises(ValueError, match="warp_id is 4: must be None or one of the 4 warps"):
         buffer_of(k.params, warp_id=4)
     with pytest.raises(ValueError, match="kv_num_heads 2 differs"):
         KVBuffer(replace(k.params, kv_num_heads=2), k.cache, 0, 0, end=1)

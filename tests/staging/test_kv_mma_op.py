@@ -180,16 +180,16 @@ def test_loads_refuse_what_they_are_not_for() -> None:
         k.load_prefill(0, TileTensor(smem, "bf16", Layout.row_major(32, 64)))
     with pytest.raises(ValueError, match="warp_smem is in global memory: must be in shared memory"):
         k.load_prefill(0, TileTensor(Memory.over(np.zeros((32, 32), bfloat16)), "bf16", Layout.row_major(32, 32)))
-    with pytest.raises(TypeError, match="smem_base 0 must be an UnsafePointer"):
+    with pytest.raises(TypeError, match="smem_base is 0: must be an UnsafePointer"):
         v.load_v_bf16(0, 0)
-    with pytest.raises(ValueError, match="out_type float64 must be float32, bfloat16 or float16"):
+    with pytest.raises(ValueError, match="out_type is float64: must be float32, bfloat16 or float16"):
         KVMmaOpParams("bf16", (16, 16, 32), 2, 1, 1, 128, 32, out_type="fp64")
     c = np.zeros((1, 256, 3, 4), np.float32)
     with pytest.raises(ValueError, match=r"c has 3 registers, must have num_m \* num_n = 1 \* 2"):
         mma_tiles(mfma_atom((16, 16, 32), "bf16"), held(k.reg_tile)[:, :, :1], held(k.reg_tile), c)
-    with pytest.raises(ValueError, match="num_threads 100"):
+    with pytest.raises(ValueError, match="num_threads is 100"):
         KVMmaOp(k.params, num_threads=100)
-    with pytest.raises(ValueError, match="num_mmas 0 must be at least 1"):
+    with pytest.raises(ValueError, match="num_mmas is 0: must be at least 1"):
         KVMmaOpParams("bf16", (16, 16, 32), 0, 1, 1, 128, 32, True)
 
 
@@ -235,7 +235,7 @@ def test_maps_hold_every_element_once_a_warp_group(mma_shape: tuple[int, int, in
         assert (np.bincount(layout.flat.reshape(-1)) == 1).all()
     assert (np.bincount(operand_map(p, 64).flat.reshape(-1)) == 2).all()
     assert set(operand_map(p, 64).row[:128].reshape(-1)) == set(range(32))
-    with pytest.raises(ValueError, match="BM 16 must be a multiple of"):
+    with pytest.raises(ValueError, match="BM is 16: must be a multiple of"):
         score_map(p, 16)
 
 

@@ -151,8 +151,8 @@ def test_fp8_keeps_small_p() -> None:
     [
         ((0, "fp32"), "must be 1 or 2 bytes"),
         ((1, (16, 16, 8)), r"must be 1 or 2 bytes and 16x16xK or 32x32xK"),
-        ((3, 12), "WM 12 must be a multiple of 16 and divide BM 32"),
-        ((5, 48), "WN 48 must be a multiple of 16 and divide BN 128"),
+        ((3, 12), "WM is 12: must be a multiple of 16 and divide BM 32"),
+        ((5, 48), "WN is 48: must be a multiple of 16 and divide BN 128"),
         ((7, SW), "WM 32 with Sw<3,0,3>"),
     ],
 )

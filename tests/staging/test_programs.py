@@ -43,5 +43,5 @@ def test_no_program() -> None:
 
 
 def test_step() -> None:
-    with pytest.raises(ValueError, match="step 0 must be at least 1"):
+    with pytest.raises(ValueError, match="step is 0: must be at least 1"):
         next(ragged_range(np.array([0]), np.array([1]), 0))

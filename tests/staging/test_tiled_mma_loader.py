@@ -123,9 +123,9 @@ def test_the_original_mma_subtile_has_the_wrong_pitch_and_warns() -> None:
     assert tile.to_numpy()[:3, 0].tolist() == [16, 32, 48]
     whole = smem_mma_subtile(stage, "int16", 16, 32, 64, 32, 0, 0, 1, original=True)  # mc == BK: right
     assert whole.to_numpy()[:3, 0].tolist() == [2048, 2080, 2112]
-    with pytest.raises(ValueError, match="BK 32 must be a multiple of the 24 columns"):
+    with pytest.raises(ValueError, match="BK is 32: must be a multiple of the 24 columns"):
         smem_mma_subtile_offset(16, 24, 64, 32, 0, 0, 0)
-    with pytest.raises(ValueError, match="cols 16 must be BK 32"):
+    with pytest.raises(ValueError, match="cols is 16: must be BK 32"):
         smem_subtile(stage, "int16", 16, 16, 64, 32, 0, 0)
     with pytest.raises(ValueError, match="reach past the 64 rows"):
         smem_subtile(stage, "int16", 32, 32, 64, 32, 2, 0)

@@ -133,5 +133,5 @@ def test_mma_refuses_and_adds_nothing(kind: Any) -> None:
 def test_what_adds_up_in_nothing_is_refused() -> None:
     for kind in (TiledMmaOp, TiledTensorCore):
         more = {"group_size": 1} if kind is TiledTensorCore else {}
-        with pytest.raises(ValueError, match="out_type int8 must be float32, bfloat16 or float16"):
+        with pytest.raises(ValueError, match="out_type is int8: must be float32, bfloat16 or float16"):
             kind("int8", "bf16", (16, 16, 32), **more)

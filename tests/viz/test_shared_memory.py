@@ -137,7 +137,7 @@ def test_anything_with_an_owner_can_be_drawn() -> None:
     [
         ({"slots": np.zeros((4, 3), int)}, r"slots has shape \(4, 3\)"),
         ({"slots": np.zeros((4, 2))}, "type float64"),
-        ({"slots": image(2, 8), "slot_bytes": 24}, "slot_bytes 24 must divide row_bytes 128"),
+        ({"slots": image(2, 8), "slot_bytes": 24}, "slot_bytes is 24: must divide row_bytes 128"),
         ({"slots": image(2, 8), "colour": "heat"}, "colour is 'heat': must be one of 'column', 'row', 'bank'"),
         ({"slots": image(2, 8), "addresses": [0, 256]}, r"address is 256: must be in the image, bytes 0\.\.255"),
         ({"slots": image(2, 8), "rules": {100: "x"}}, "rule at byte 100 is not the start of a row"),

@@ -100,7 +100,7 @@ def test_bad_input_is_refused() -> None:
     descriptor = TmaDescriptor.of(TENSOR, (8, 8))
     for how, message in (
         ({"address": 64}, "address is 64: must be a multiple of 128 bytes"),
-        ({"coords": (0, 1)}, "the last times 4 bytes a multiple of 16"),
+        ({"coords": (0, 1)}, "the last times 4 B a multiple of 16"),
         ({"coords": (0, 0, 0)}, "must be 2, slowest first"),
     ):
         with pytest.raises(ValueError, match=message):

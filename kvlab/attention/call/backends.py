@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import require
 from kvlab.attention.call.explain import Explanation
-from kvlab.common.arrays import is_torch, on_gpu, to_numpy, to_torch
+from kvlab.common.arrays import on_gpu, to_numpy, to_torch
+from kvlab.common.checks import require
+from kvlab.common.torch_here import is_torch
 from kvlab.hardware import chip
 from kvlab.triton_support.versions import hint, missing
 

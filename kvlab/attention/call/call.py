@@ -23,7 +23,7 @@ from kvlab.attention.call.options import Arch, Arithmetic, FeatureOptions
 from kvlab.attention.features.intervals import window_interval
 from kvlab.attention.features.masks import resolve_mask
 from kvlab.attention.features.resolve import Features, in_base, kv_view, resolve_features
-from kvlab.common.arrays import is_torch
+from kvlab.common.torch_here import is_torch
 from kvlab.hardware import chip
 from kvlab.staging import Traffic
 

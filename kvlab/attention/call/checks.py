@@ -9,18 +9,9 @@ import numpy as np
 
 from kvlab.attention.features.intervals import UNLIMITED, host
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.common.arrays import (
-    INFERENCE,
-    dtype_of,
-    element_strides,
-    is_torch,
-    on_gpu,
-    overlaps,
-    same_place,
-    to_numpy,
-    wants_grad,
-)
-from kvlab.common.checks import shown as printed
+from kvlab.common.arrays import INFERENCE, dtype_of, element_strides, on_gpu, overlaps, same_place, to_numpy, wants_grad
+from kvlab.common.checks import require, shown
+from kvlab.common.torch_here import is_torch
 from kvlab.memory import bfloat16, float16, float32
 from kvlab.staging import Traffic
 
@@ -183,14 +174,3 @@ def finite_number(value: Any, name: str, accepted: str, *, lowest: float = -FLOA
 def check_traffic(traffic: Any) -> None:
     """ValueError for a traffic that counts nothing."""
     require(isinstance(traffic, Traffic | None), f"traffic is {shown(traffic)}", "a kvlab.staging.Traffic or None")
-
-
-def shown(value: Any) -> str:
-    """:func:`kvlab.common.checks.shown`; of a tensor, whose values may be on a GPU, the shape."""
-    return f"a tensor {tuple(value.shape)}" if is_torch(value) else printed(value)
-
-
-def require(fulfilled: Any, what: str, accepted: str) -> None:
-    """ValueError "what: must be accepted" unless fulfilled."""
-    if not fulfilled:
-        raise ValueError(f"{what}: must be {accepted}")

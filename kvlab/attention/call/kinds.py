@@ -15,7 +15,8 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 from kvlab.attention.features import masks
-from kvlab.common.arrays import torch_here, wants_grad
+from kvlab.common.arrays import wants_grad
+from kvlab.common.torch_here import torch_here
 
 T = TypeVar("T")
 

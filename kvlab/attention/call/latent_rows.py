@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import DTYPES, require
+from kvlab.attention.call.checks import DTYPES
 from kvlab.attention.features.scales import is_fp8
-from kvlab.common.arrays import dtype_of, element_strides, is_torch, with_addressing_strides
+from kvlab.common.arrays import dtype_of, element_strides, with_addressing_strides
+from kvlab.common.checks import require
+from kvlab.common.torch_here import is_torch
 from kvlab.memory import bfloat16
 
 

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvlab.attention.call.checks import check_paged_collection, require, shown
+from kvlab.attention.call.checks import check_paged_collection
 from kvlab.attention.call.kinds import kind_of
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import on_gpu
+from kvlab.common.checks import require, shown
 
 
 class LayerArrays(NamedTuple):

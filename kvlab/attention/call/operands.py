@@ -19,11 +19,11 @@ from kvlab.attention.call.checks import (
     check_strides,
     check_writeable,
     known_dtype,
-    require,
 )
 from kvlab.attention.features.intervals import UNLIMITED
 from kvlab.attention.tiles.pieces import MAX_DEPTH
 from kvlab.common.arrays import dtype_of
+from kvlab.common.checks import require
 from kvlab.memory import bfloat16, float8_e4m3fn, float16
 
 Sizes = dict[str, int]

@@ -17,8 +17,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 
 from kvlab.attention.call.call import Call
-from kvlab.attention.call.checks import require, shown
 from kvlab.attention.call.explain import Explanation
+from kvlab.common.checks import require, shown
 from kvlab.common.opaque import opaque
 
 P = ParamSpec("P")

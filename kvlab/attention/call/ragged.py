@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import check_array, check_integers, check_strides, countable, require
+from kvlab.attention.call.checks import check_array, check_integers, check_strides, countable
 from kvlab.attention.features.intervals import host
-from kvlab.common.arrays import is_torch, on_gpu, same_place
+from kvlab.common.arrays import on_gpu, same_place
+from kvlab.common.checks import require
+from kvlab.common.torch_here import is_torch
 
 
 def check_starts(name: str, starts: Any) -> int:

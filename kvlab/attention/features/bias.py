@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import check_array, require
+from kvlab.attention.call.checks import check_array
 from kvlab.attention.tiles.masked import load
 from kvlab.attention.tiles.online_softmax import LOG2E, MASK_VALUE
 from kvlab.common.arrays import dtype_of, same_place
+from kvlab.common.checks import require
 from kvlab.staging import Fragments
 
 if TYPE_CHECKING:

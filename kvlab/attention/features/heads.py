@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention.call.checks import check_array, require
+from kvlab.attention.call.checks import check_array
 from kvlab.common.arrays import dtype_of, element_strides, same_place
+from kvlab.common.checks import require
 from kvlab.memory import float32
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.common.arrays import is_torch, to_numpy
+from kvlab.common.arrays import to_numpy
 from kvlab.common.checks import shown
+from kvlab.common.torch_here import is_torch
 from kvlab.staging import ceildiv
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy as np
 
 from kvlab.attention.features.intervals import UNLIMITED, Interval, host
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
-from kvlab.common.arrays import is_torch
+from kvlab.common.torch_here import is_torch
 
 Array = np.ndarray[Any, Any]
 

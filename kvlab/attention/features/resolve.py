@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvlab.attention.call.checks import check_array, require
+from kvlab.attention.call.checks import check_array
 from kvlab.attention.features.alibi import resolve_slopes
 from kvlab.attention.features.bias import check_bias
 from kvlab.attention.features.masks import MaskPlan
@@ -19,7 +19,9 @@ from kvlab.attention.features.sinks import resolve_sinks
 from kvlab.attention.features.softcap import resolve_softcap
 from kvlab.attention.features.temperature import resolve_temperature
 from kvlab.attention.tiles.online_softmax import LOG2E
-from kvlab.common.arrays import dtype_of, element_strides, is_torch, same_place
+from kvlab.common.arrays import dtype_of, element_strides, same_place
+from kvlab.common.checks import require
+from kvlab.common.torch_here import is_torch
 
 
 @dataclass(frozen=True, eq=False)

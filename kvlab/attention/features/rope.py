@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import require
-from kvlab.cache.indices import count, flag
-from kvlab.common.arrays import is_torch
+from kvlab.common.checks import count, flag, require
 from kvlab.common.opaque import opaque_methods
+from kvlab.common.torch_here import is_torch
 
 
 @opaque_methods

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import check_array, finite_number, known_dtype, require
+from kvlab.attention.call.checks import check_array, finite_number, known_dtype
 from kvlab.attention.tiles.masked import load
 from kvlab.attention.tiles.strides import PageStrides
-from kvlab.common.arrays import dtype_of, is_torch, same_place
+from kvlab.common.arrays import dtype_of, same_place
+from kvlab.common.checks import require
+from kvlab.common.torch_here import is_torch
 from kvlab.memory import float8_e4m3fn, float32
 
 if TYPE_CHECKING:

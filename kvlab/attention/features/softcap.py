@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import finite_number, require
+from kvlab.attention.call.checks import finite_number
 from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.common.checks import require
 from kvlab.hardware.chip import divide, exp2, multiply_add
 from kvlab.staging import Fragments
 

@@ -9,14 +9,16 @@ import numpy as np
 
 from kvlab.attention.call.backends import choose_backend, function_at, on_gpu
 from kvlab.attention.call.call import Call
-from kvlab.attention.call.checks import check_array, check_arrays, check_traffic, require
+from kvlab.attention.call.checks import check_array, check_arrays, check_traffic
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import layer_arrays
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.rope import Rope
 from kvlab.attention.machines.gpu import machine
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
-from kvlab.common.arrays import dtype_of, element_strides, is_torch
+from kvlab.common.arrays import dtype_of, element_strides
+from kvlab.common.checks import require
+from kvlab.common.torch_here import is_torch
 from kvlab.hardware import get_arch
 
 from .config import StoreProblem, choose_config, widest_vector

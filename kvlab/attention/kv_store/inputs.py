@@ -15,11 +15,11 @@ from kvlab.attention.call.checks import (
     check_integers,
     check_writeable,
     finite_number,
-    require,
 )
 from kvlab.attention.features.rope import Rope
-from kvlab.cache.indices import count
-from kvlab.common.arrays import dtype_of, element_strides, is_torch
+from kvlab.common.arrays import dtype_of, element_strides
+from kvlab.common.checks import count, require
+from kvlab.common.torch_here import is_torch
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32
 
 LIMITS = {float8_e4m3fn: 448.0, float8_e5m2: 57344.0}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention.call.checks import require
 from kvlab.attention.call.latent_rows import viewed
 from kvlab.attention.features.resolve import kv_view
 from kvlab.common.arrays import dtype_of
+from kvlab.common.checks import require
 from kvlab.memory import bfloat16, float32
 
 from .inputs import LIMITS

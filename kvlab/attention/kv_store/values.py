@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import require
-from kvlab.common.arrays import is_torch, overlaps, to_numpy
+from kvlab.common.arrays import overlaps, to_numpy
+from kvlab.common.checks import require
+from kvlab.common.torch_here import is_torch
 
 from .inputs import NORMAL, SMALLEST_SCALE, StoreInputs
 

@@ -6,8 +6,8 @@ import functools
 import importlib
 from typing import Any, NamedTuple
 
-from kvlab.attention.call.checks import require
 from kvlab.common.arrays import on_gpu
+from kvlab.common.checks import require
 from kvlab.hardware import get_arch
 from kvlab.hardware.arch_table import ARCHS
 

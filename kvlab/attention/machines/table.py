@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from kvlab.attention.call.checks import check_lane_copies, require
+from kvlab.attention.call.checks import check_lane_copies
 from kvlab.common.arrays import dtype_of
+from kvlab.common.checks import require
 from kvlab.hardware import arch_table, get_arch, get_atom
 from kvlab.staging.gfx950.kv_buffer_cta import KVBufferCTA
 from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA

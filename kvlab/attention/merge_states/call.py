@@ -6,10 +6,11 @@ from typing import Any
 
 from kvlab.attention.call.backends import choose_backend
 from kvlab.attention.call.call import TOKEN, Call
-from kvlab.attention.call.checks import DTYPES, check_dtype, check_strides, check_writeable, require
+from kvlab.attention.call.checks import DTYPES, check_dtype, check_strides, check_writeable
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.operands import Operand, Sizes
 from kvlab.common.arrays import element_strides
+from kvlab.common.checks import require
 from kvlab.memory import float32
 
 from .config import merge_grid

@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.call import TOKEN, Call
-from kvlab.attention.call.checks import (
-    check_lengths_and_pages,
-    check_pages,
-    lengths_with_new,
-    require,
-)
+from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, lengths_with_new
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import kv_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_heads, check_result
@@ -23,7 +18,9 @@ from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
-from kvlab.common.arrays import element_strides, is_torch
+from kvlab.common.arrays import element_strides
+from kvlab.common.checks import require
+from kvlab.common.torch_here import is_torch
 
 from .config import choose_config, problem_of
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks

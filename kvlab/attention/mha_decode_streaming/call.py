@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.attention.call.backends import choose_backend
-from kvlab.attention.call.checks import require
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.options import Arch
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.mha_decode.call import PagedDecode
 from kvlab.attention.mha_decode.config import problem_of
+from kvlab.common.checks import require
 
 from .config import choose_config
 

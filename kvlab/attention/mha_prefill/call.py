@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.call import Call
-from kvlab.attention.call.checks import (
-    check_lengths_and_pages,
-    check_pages,
-    require,
-)
+from kvlab.attention.call.checks import check_lengths_and_pages, check_pages
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import kv_pages
 from kvlab.attention.call.operands import STARTS, STARTS_OF_K, TABLE, Operand, Sizes, check_heads, check_result
@@ -32,6 +28,7 @@ from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.common.arrays import dtype_of
+from kvlab.common.checks import require
 
 from .config import PrefillInputs, PrefillProblem, choose_config
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.call import TOKEN, Call
-from kvlab.attention.call.checks import (
-    check_dtype,
-    check_lengths_and_pages,
-    lengths_with_new,
-    require,
-)
+from kvlab.attention.call.checks import check_dtype, check_lengths_and_pages, lengths_with_new
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
 from kvlab.attention.call.layers import latent_pages
@@ -25,6 +20,7 @@ from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.common.arrays import dtype_of, element_strides
+from kvlab.common.checks import require
 from kvlab.triton_support.versions import holds_wgmma_rows
 
 from .config import MLADecodeProblem, MLAInputs, choose_config

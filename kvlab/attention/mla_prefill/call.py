@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.attention.call.backends import choose_backend
 from kvlab.attention.call.call import Call
-from kvlab.attention.call.checks import check_lengths_and_pages, known_dtype, require
+from kvlab.attention.call.checks import check_lengths_and_pages, known_dtype
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
 from kvlab.attention.call.layers import latent_pages
@@ -29,6 +29,7 @@ from kvlab.attention.features.scales import is_fp8, resolve_scale
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.common.arrays import dtype_of
+from kvlab.common.checks import require
 from kvlab.memory import bfloat16, float8_e4m3fn
 
 from .config import MLAPrefillProblem, choose_config

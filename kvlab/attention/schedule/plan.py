@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import require
 from kvlab.attention.features.intervals import window_interval
-from kvlab.common.checks import shown
+from kvlab.common.checks import require, shown
 from kvlab.common.drawn import Drawn
 from kvlab.staging import ceildiv
 

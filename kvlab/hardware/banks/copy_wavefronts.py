@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware._arrays import Array, BoolArray, IntArray, integers, mask_lanes
+from kvlab.common.checks import integers
+from kvlab.hardware._arrays import Array, BoolArray, IntArray, mask_lanes
 from kvlab.hardware.arch import Arch, get_arch
 
 from .count import count_wavefronts
@@ -113,7 +114,7 @@ def _operands(
     machine, size = get_arch(arch), COPIES[instruction]
     if "cp.async" not in machine.features:
         raise ValueError(f"{instruction}: {machine.name} has no cp.async")
-    to, fro = (integers(x, f"{instruction}: {what}") for x, what in ((addresses, "addresses"), (source, "source")))
+    to, fro = (integers(f"{instruction}: {what}", x) for x, what in ((addresses, "addresses"), (source, "source")))
     if {to.shape[-1:], fro.shape[-1:]} != {(machine.warp_size,)}:
         raise ValueError(
             f"{instruction}: addresses has shape {to.shape}, source {fro.shape}: must be [..., "

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import count
 from kvlab.common.drawn import Drawn
-from kvlab.hardware._arrays import Array, BoolArray, IntArray, mask_lanes, whole
+from kvlab.hardware._arrays import Array, BoolArray, IntArray, mask_lanes
 from kvlab.layout.algebra.int_tuple import at_once
 
 SECTOR_BYTES = 32
@@ -148,7 +149,7 @@ def _checked(addresses: Any, nbytes: int, mask: Any) -> tuple[IntArray, BoolArra
     address = np.asarray(addresses)
     if address.dtype.kind not in "iu" or address.ndim < 1:
         raise ValueError(f"addresses has shape {address.shape} and dtype {address.dtype}: must be int [..., lanes]")
-    at_once(whole(nbytes, "nbytes", 1), "bytes of a lane")
+    at_once(count("nbytes", nbytes, 1), "bytes of a lane")
     return address.astype(np.int64), mask_lanes(mask, address.shape)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware._arrays import IntArray, integers
+from kvlab.common.checks import integers
+from kvlab.hardware._arrays import IntArray
 from kvlab.hardware.arch import Arch, get_arch
 from kvlab.hardware.instructions import get_instruction
 from kvlab.layout import Layout, Swizzle
@@ -124,7 +125,7 @@ def _plan(access: Any, layout: Layout, size: int, base: int, arch: Arch) -> tupl
     if isinstance(access, str):
         name, (row, column) = access, _matrix_walk(access, layout, size, arch)
     elif isinstance(access, Sequence) and len(access) == 3:
-        name, (row, column) = access[0], np.broadcast_arrays(*(integers(part, "access") for part in access[1:]))
+        name, (row, column) = access[0], np.broadcast_arrays(*(integers("access", part) for part in access[1:]))
     else:
         raise ValueError(f"access is {access!r}: must be a matrix instruction or (instruction, rows, columns)")
     rows, columns = (mode.size for mode in layout.modes)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.common.checks import shown
-from kvlab.hardware._arrays import Array, integers, memory_of
+from kvlab.common.checks import integers, shown
+from kvlab.hardware._arrays import Array, memory_of
 from kvlab.memory import Memory, as_dtype
 
 
@@ -49,12 +49,12 @@ def buffer_load(
     """
     if nbytes not in (1, 2, 4, 8, 12, 16):
         raise ValueError(f"buffer_load: nbytes is {shown(nbytes)}: must be 1, 2, 4, 8, 12 or 16")
-    offset = integers(voffset, "buffer_load: voffset") + integers(soffset, "buffer_load: soffset")
-    records = integers(num_records, "buffer_load: num_records")
+    offset = integers("buffer_load: voffset", voffset) + integers("buffer_load: soffset", soffset)
+    records = integers("buffer_load: num_records", num_records)
     valid = None
     if offset.size and records.size and (offset.min() < 0 or offset.max() + nbytes > records.min()):
         valid = (offset >= 0) & (offset + nbytes <= records)
-    address = integers(resource_base, "buffer_load: resource_base") + offset
+    address = integers("buffer_load: resource_base", resource_base) + offset
     source = memory_of(memory, "buffer_load: memory")
     value: Array = source.load(address, np.uint8, nbytes, mask=valid, alignment=min(nbytes, 4))
     return value.view(as_dtype(dtype))
@@ -76,11 +76,11 @@ def buffer_load_lds(
     """
     if nbytes not in (1, 2, 4, 12, 16):
         raise ValueError(f"buffer_load_lds: nbytes is {nbytes!r}: must be 1, 2, 4, 12 or 16")
-    offset = integers(voffset, "buffer_load_lds: voffset")
+    offset = integers("buffer_load_lds: voffset", voffset)
     if offset.ndim < 1:
         raise ValueError("buffer_load_lds: voffset is a scalar, must be [..., lanes]")
     memory_of(lds_memory, "buffer_load_lds: lds_memory")
-    first = integers(lds_base, "buffer_load_lds: lds_base")
+    first = integers("buffer_load_lds: lds_base", lds_base)
     value = buffer_load(memory, resource_base, offset, nbytes, num_records, soffset)
     lane = np.arange(value.shape[-2]) * nbytes
     lds_memory.store(first[..., None] + lane, value)

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import count, integers
 from kvlab.common.drawn import Drawn
-from kvlab.hardware._arrays import BoolArray, IntArray, frozen, integers, whole
+from kvlab.hardware._arrays import BoolArray, IntArray, frozen
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.layout.algebra.int_tuple import at_once
 from kvlab.memory import as_dtype
@@ -74,7 +75,7 @@ class SubTileLoaderLDS:
     def plan(self, M: int, N: int, worker_base: int = 0) -> DmaPlan:
         """The instructions for an ``M x N`` tile. ``worker_base``: sub-block number of the tile's first one, where
         several waves share a 32-row block, so that the swizzle sees the block's own vector numbers."""
-        M, N, worker_base = whole(M, "M"), whole(N, "N"), whole(worker_base, "worker_base")
+        M, N, worker_base = count("M", M), count("N", N), count("worker_base", worker_base)
         at_once(M * N, "elements")
         return _sub_tile_plan(self, M, N, worker_base)
 
@@ -99,7 +100,7 @@ class SubTileLoaderLDS:
         plan, base, voffset, records = self._reach(dst, src, worker_base, columns)
         size = self.dtype.itemsize
         target = np.asarray(dst.offset)[..., None] * size + dst.memory.base + plan.offset * size
-        scalar = integers(scalar_offset, "scalar_offset")[..., None, None] * size
+        scalar = integers("scalar_offset", scalar_offset)[..., None, None] * size
         buffer_load_lds(dst.memory, target, src.memory, base, voffset, plan.width * size, records, scalar)
 
     def arrives(self, dst: TileTensor, src: TileTensor, worker_base: int = 0, *, columns: Any = None) -> BoolArray:
@@ -165,7 +166,7 @@ class SubTileLoaderLDS_st_8x32(Drawn):  # noqa: N801 - MAX's public name
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
         size = self.dtype.itemsize
         for name in ("BN", "depth", "BK", "num_threads"):
-            object.__setattr__(self, name, whole(getattr(self, name), name, 1))
+            object.__setattr__(self, name, count(name, getattr(self, name), 1))
         at_once(self.BN * self.depth, "elements")
         if self.BK * size != 64 or self.depth % self.BK or self.BN % 8:
             raise ValueError(

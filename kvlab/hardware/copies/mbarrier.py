@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.hardware._arrays import whole
+from kvlab.common import checks
 
 _MOST = (1 << 20) - 1  # arrivals, and bytes, that one phase can count (PTX ISA, mbarrier)
 
@@ -41,8 +41,8 @@ class SharedMemBarrier:
 
     def init(self, arrivals: int = 1) -> None:
         """Every phase needs ``arrivals`` arrivals, 1 to 2^20 - 1."""
-        if not 1 <= whole(arrivals, "arrivals") <= _MOST:
-            raise ValueError(f"arrivals {arrivals!r} must be 1 to {_MOST}")
+        if not 1 <= checks.count("arrivals", arrivals) <= _MOST:
+            raise ValueError(f"arrivals is {arrivals!r}: must be 1 to {_MOST}")
         self.arrivals = self.pending_arrivals = arrivals
         self.pending_tx, self.phases = 0, 0
 
@@ -53,14 +53,14 @@ class SharedMemBarrier:
 
     def arrive(self, count: int = 1) -> None:
         """``count`` arrivals. ValueError where the phase does not expect so many."""
-        if not 1 <= whole(count, "count") <= self.pending_arrivals:
+        if not 1 <= checks.count("count", count) <= self.pending_arrivals:
             raise ValueError(f"arrive({count}): {self.pending_arrivals} of {self.arrivals} arrivals are pending")
         self.pending_arrivals -= count
         self._settle()
 
     def expect_bytes(self, nbytes: int) -> None:
         """One arrival that also announces ``nbytes`` bytes (``mbarrier.arrive.expect_tx``)."""
-        if not 0 <= whole(nbytes, "nbytes", -_MOST) or self.pending_tx + nbytes > _MOST:
+        if not 0 <= checks.count("nbytes", nbytes, -_MOST) or self.pending_tx + nbytes > _MOST:
             raise ValueError(f"expect_bytes({nbytes}): a phase counts 0 to {_MOST} bytes, pending: {self.pending_tx}")
         self.pending_tx += nbytes
         try:
@@ -133,8 +133,8 @@ class PipelineState:
     count: int = 0
 
     def __post_init__(self) -> None:
-        if whole(self.num_stages, "num_stages", -1) < 0:
-            raise ValueError(f"num_stages {self.num_stages} must not be negative")
+        if checks.count("num_stages", self.num_stages, -1) < 0:
+            raise ValueError(f"num_stages is {self.num_stages}: must not be negative")
 
     def step(self) -> None:
         """The next stage; past the last one the first again, with the other parity. Without stages: nothing."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware._arrays import integers, whole
+from kvlab.common.checks import count, integers
 from kvlab.memory import Memory
 
 from . import tma
@@ -49,18 +49,18 @@ class RaggedTMA3DTile:
         """``tma_blocks_per_op`` > 0 (without swizzle): copies of that many column chunks at once."""
         array = np.asarray(array)
         mode = TensorMapSwizzle.of(swizzle)
-        expected = 3 if whole(group, "group", 1) == 1 else 4
+        expected = 3 if count("group", group, 1) == 1 else 4
         if array.ndim != expected or (group > 1 and array.shape[2] != group) or not array.flags.c_contiguous:
             raise ValueError(
                 f"array of shape {array.shape} is not a contiguous [rows, middle_dim{', group' * (group > 1)}, depth] "
                 f"for group {group}"
             )
         given = {"BM": BM, "BN": BN, "group": group, "tma_blocks_per_op": tma_blocks_per_op}
-        BM, BN, group, tma_blocks_per_op = (whole(value, name) for name, value in given.items())
+        BM, BN, group, tma_blocks_per_op = (count(name, value) for name, value in given.items())
         S = mode.bytes // array.itemsize
         rows, middle, depth = array.shape[0], array.shape[1], array.shape[-1]
         if BM < 1 or BM % group or BN % S or BN < 1:
-            raise ValueError(f"BM {BM} must be a multiple of group {group}, BN {BN} one of {S} (swizzle {mode.label})")
+            raise ValueError(f"BM is {BM}: must be a multiple of group {group}, BN {BN} one of {S} ({mode.label})")
         if tma_blocks_per_op < 0 or (tma_blocks_per_op and (mode or depth % S)):
             raise ValueError(f"tma_blocks_per_op {tma_blocks_per_op} needs swizzle none, depth {depth} in whole {S}s")
         step, row, sequence = group * depth, middle * group * depth, BM // group
@@ -97,20 +97,20 @@ class RaggedTMA3DTile:
         tma.load(self.descriptor, coords, memory, where, barrier)
 
     def _place(self, col: int, address: Any, ragged: Any, dynamic: Any, middle: Any) -> tuple[list[Any], Any]:
-        ragged, dynamic, middle = (integers(x, "ragged, dynamic, middle") for x in (ragged, dynamic, middle))
+        ragged, dynamic, middle = (integers("ragged, dynamic, middle", x) for x in (ragged, dynamic, middle))
         most = self.BM // self.group
         if (dynamic < 0).any() or (dynamic > most).any():
             raise ValueError(f"dynamic_dim is {dynamic.tolist()}: must be 0 to {most}, the rows of the tile")
         if (middle < 0).any() or (middle >= self.middle_dim).any():
             raise ValueError(f"middle_idx is {middle.tolist()}: must be 0 to {self.middle_dim - 1}")
-        if not 0 <= whole(col, "col") < self.BN // self.column_elements:
+        if not 0 <= count("col", col) < self.BN // self.column_elements:
             raise ValueError(f"col is {col}: must be one of the {self.BN // self.column_elements} column chunks")
         merged = (ragged + dynamic) * self.middle_dim + middle
         inner: tuple[Any, ...] = (most - dynamic, *(0,) * (self.group > 1))
         blocks = self.descriptor.rank - len(inner) - 2
         coords = [merged, col, *inner, 0] if blocks else [merged, *inner, col * self.column_elements]
         chunk = self.BM * self.column_elements * self.descriptor.dtype.itemsize
-        return coords, integers(address, "address") + col * chunk
+        return coords, integers("address", address) + col * chunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +136,7 @@ class RaggedTensorMap:
             raise ValueError(f"array has shape {array.shape}: must be a contiguous [total rows, columns]")
         rows, cols = array.shape
         given = {"d_len": d_len, "width": width, "max_length": max_length}
-        d_len, width, max_length = (whole(value, name, 1) for name, value in given.items())
+        d_len, width, max_length = (count(name, value, 1) for name, value in given.items())
         descriptor = TmaDescriptor(
             Memory.over(array), array.dtype, (rows + 1, max_length, cols), (cols, cols, 1), (1, d_len, width), swizzle,
             base=-max_length * cols * array.itemsize,
@@ -148,13 +148,13 @@ class RaggedTensorMap:
     ) -> None:
         """Rows 0 .. ``store_length`` - 1 of the tile at ``address``, box after box, to the rows from
         ``preceding_cumulative_length`` on; the rest of the last box is dropped."""
-        length = whole(store_length, "store_length")
-        before = integers(preceding_cumulative_length, "preceding_cumulative_length")
+        length = count("store_length", store_length)
+        before = integers("preceding_cumulative_length", preceding_cumulative_length)
         if not 0 <= length <= self.max_length:
             raise ValueError(f"store_length is {length}: must be 0 to {self.max_length}, the longest sequence")
         d_len = self.descriptor.box[1]
         box = np.arange(-(-length // d_len))
-        where = integers(address, "address") + box * self.descriptor.image_bytes
-        column = integers(column, "column")
+        where = integers("address", address) + box * self.descriptor.image_bytes
+        column = integers("column", column)
         coords = (before + length + 0 * box, self.max_length - length + box * d_len, column + 0 * box)
         tma.store(self.descriptor, coords, memory, where)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware._arrays import BoolArray, IntArray, frozen, whole
+from kvlab.common.checks import count
+from kvlab.hardware._arrays import BoolArray, IntArray, frozen
 from kvlab.layout import Layout, Swizzle, TileTensor
 from kvlab.layout.algebra.int_tuple import at_once, flatten
 from kvlab.layout.tensor.access import leading
@@ -121,9 +122,9 @@ class RegTileWriterLDS:
         """
         shape = _sizes(shape)
         where = _vectors(self.thread_layout, *shape, self.width)
-        pitch = shape[1] if row_stride is None else whole(row_stride, "row_stride")
+        pitch = shape[1] if row_stride is None else count("row_stride", row_stride)
         if pitch < shape[1] or pitch % self.width:
-            raise ValueError(f"row_stride {pitch} must be a multiple of {self.width} elements, at least {shape[1]}")
+            raise ValueError(f"row_stride is {pitch}: must be a multiple of {self.width} elements, at least {shape[1]}")
         vector = where[..., 0] * (pitch // self.width) + where[..., 1] // self.width
         if self.swizzle is not None:
             first, alone = vector[:, :1], self.swizzle.apply(vector, self.width * self.dtype.itemsize)
@@ -169,7 +170,7 @@ def _check_threads(layout: Layout) -> None:
 
 
 def _sizes(shape: tuple[int, int]) -> tuple[int, int]:
-    rows, cols = (whole(extent, "shape") for extent in shape)
+    rows, cols = (count("shape", extent) for extent in shape)
     at_once(rows * cols, "elements")
     return rows, cols
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from kvlab.common.checks import shown
+from kvlab.common.checks import count, integers, shown
 from kvlab.common.drawn import Drawn
-from kvlab.hardware._arrays import IntArray, frozen, integers, whole
+from kvlab.hardware._arrays import IntArray, frozen
 from kvlab.hardware.arch import get_arch
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype
@@ -166,9 +166,9 @@ class TmaDescriptor(Drawn):
         object.__setattr__(self, "l2_promotion", TensorMapL2Promotion.of(self.l2_promotion))
         for name in ("shape", "strides", "box", "element_strides"):
             given = getattr(self, name)
-            sizes = integers(given if isinstance(given, tuple | list | np.ndarray) else None, f"TMA descriptor: {name}")
+            sizes = integers(f"TMA descriptor: {name}", given if isinstance(given, tuple | list | np.ndarray) else None)
             object.__setattr__(self, name, tuple(sizes.reshape(-1).tolist()))
-        base = integers(self.base, "TMA descriptor: base")
+        base = integers("TMA descriptor: base", self.base)
         if base.ndim:
             raise ValueError(f"TMA descriptor: base is {shown(self.base)}: must be an integer")
         object.__setattr__(self, "base", int(base))
@@ -238,7 +238,7 @@ class TmaDescriptor(Drawn):
         >>> (d.image(0)[1, ::8] // 16).tolist()  # row 1: 16-byte chunks 0, 1, 2, ...
         [9, 8, 11, 10, 13, 12, 15, 14]
         """
-        return _image(self.smem_box, self.pitch, self.dtype.itemsize, self.swizzle, whole(address, "address"))
+        return _image(self.smem_box, self.pitch, self.dtype.itemsize, self.swizzle, count("address", address))
 
     def explain(self, address: int = 0) -> str:
         """In words: the box, its image at ``address``, what the barrier counts, and what is unusual.

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.common.checks import shown
-from kvlab.hardware._arrays import IntArray, integers
+from kvlab.common.checks import integers, shown
+from kvlab.hardware._arrays import IntArray
 from kvlab.layout import TileTensor
 from kvlab.layout.algebra.int_tuple import flatten
 from kvlab.layout.tensor.access import leading
@@ -35,7 +35,7 @@ def check_tile(
     """
     where = " or ".join(space.value for space in spaces)
     if not isinstance(tile, TileTensor):
-        raise TypeError(f"{name} {shown(tile)} must be a TileTensor in {where} memory")
+        raise TypeError(f"{name} is {shown(tile)}: must be a TileTensor in {where} memory")
     if tile.memory.space not in spaces:
         raise ValueError(f"{name} is in {tile.memory.space.value} memory: must be in {where} memory")
     if tile.element_size != 1 or tile.dtype.itemsize != as_dtype(dtype).itemsize:
@@ -69,7 +69,7 @@ def buffer_resource(
     ([[32, 40, 0, 8]], [[True, True, True, False]])
     """
     check_tile("tile", tile, DRAM, tile.dtype)
-    return resource_of(tile, integers(row, "row"), integers(col, "col"), lead, columns)
+    return resource_of(tile, integers("row", row), integers("col", col), lead, columns)
 
 
 def resource_of(
@@ -92,7 +92,7 @@ def resource_of(
     base, records = tile.memory.base + first * size, records * size
     voffset = ((row - run * rows) * pitch + col) * size
     if columns is not None:
-        known = leading(integers(columns, "columns"), lead)
+        known = leading(integers("columns", columns), lead)
         voffset = np.where(col < (known if np.ndim(known) == 0 else leading(known, lead + col.ndim)), voffset, FAR)
     if first.shape[-1] > 1:
         return base[..., run], voffset, records[..., run]

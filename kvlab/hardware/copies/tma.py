@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware._arrays import Array, IntArray, frozen, integers
+from kvlab.common.checks import integers
+from kvlab.hardware._arrays import Array, IntArray, frozen
 from kvlab.memory import Memory
 
 from .mbarrier import SharedMemBarrier
@@ -108,7 +109,7 @@ def gather4(
     """
     if descriptor.rank != 2 or descriptor.box[0] != 1:
         raise ValueError(f"gather4: {descriptor} must have rank 2 and a box of one row")
-    four = integers(rows, "gather4: rows")
+    four = integers("gather4: rows", rows)
     if four.ndim < 1 or four.shape[-1] != 4:
         raise ValueError(f"gather4: rows has shape {four.shape}: must be [..., 4]")
     (_, at), where = _place(descriptor, (four[..., 0], column), memory, address)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware._arrays import integers, whole
+from kvlab.common.checks import count, integers
 from kvlab.memory import Memory, as_dtype
 
 from . import tma
@@ -43,9 +43,9 @@ def create_tma_tile_gather4(
     """
     array = np.asarray(array)
     for name, value in (("tile_width", tile_width), ("tile_height", tile_height)):
-        whole(value, name)
+        count(name, value)
     if array.ndim != 2 or not 1 <= tile_width <= array.shape[1]:
-        raise ValueError(f"tile_width {tile_width} must be 1 to the columns of a matrix, not of {array.shape}")
+        raise ValueError(f"tile_width is {tile_width}: must be 1 to the columns of a matrix, not of {array.shape}")
     if tile_height < 4 or tile_height % 4:
         raise ValueError(f"tile_height is {tile_height}: must be a positive multiple of 4")
     width = _gather4_box_width(array.dtype, tile_width, swizzle)
@@ -94,12 +94,12 @@ class TMAGather4Tile(TMATensorTile):
         self, memory: Memory, address: Any, rows: Any, barrier: SharedMemBarrier | None = None
     ) -> None:
         """``rows`` ``[..., tile_height]`` to ``address``: column group after column group, four rows at a time."""
-        index = integers(rows, "gather4: rows")
+        index = integers("gather4: rows", rows)
         if index.ndim < 1 or index.shape[-1] != self.tile_height:
             raise ValueError(f"rows has shape {index.shape}: must be [..., {self.tile_height}]")
         pitch = self.descriptor.pitch
         groups, quads = np.ogrid[: self.column_groups, : self.tile_height // 4]
-        where = integers(address, "gather4: address")[..., None, None] + (groups * self.tile_height + 4 * quads) * pitch
+        where = integers("gather4: address", address)[..., None, None] + (groups * self.tile_height + 4 * quads) * pitch
         four = index.reshape(*index.shape[:-1], 1, -1, 4)
         four = np.broadcast_to(four, (*index.shape[:-1], *where.shape[-2:], 4))
         column = groups * self.descriptor.box[1] + 0 * quads

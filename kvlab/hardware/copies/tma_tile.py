@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import count, integers
 from kvlab.common.drawn import Drawn
-from kvlab.hardware._arrays import IntArray, frozen, integers, whole
+from kvlab.hardware._arrays import IntArray, frozen
 from kvlab.layout.algebra.int_tuple import at_once
 from kvlab.memory import Memory
 
@@ -44,7 +45,7 @@ class TMATensorTile(Drawn):
             raise ValueError(f"tile_shape {self.tile_shape} of {self.descriptor} must have its rank, 2 to 5")
         box = self.descriptor.box
         if rank == 2 and (self.tile_shape[0] % box[0] or self.tile_shape[1] % box[1]):
-            raise ValueError(f"tile_shape {self.tile_shape} must be whole boxes of {box}; what remains is not copied")
+            raise ValueError(f"tile_shape is {self.tile_shape}: must be whole boxes of {box}; no rest is copied")
         box_bytes = self.descriptor.image_bytes
         if len(self.offsets) > 1 and box_bytes % 128:
             raise ValueError(
@@ -91,9 +92,9 @@ class TMATensorTile(Drawn):
         """All boxes as one copy with an axis of boxes."""
         if len(coords) != self.descriptor.rank:
             raise ValueError(f"{len(coords)} coordinates {tuple(coords)!r} for a tensor of rank {self.descriptor.rank}")
-        start = [integers(x, "TMA: coordinate")[..., None] for x in reversed(coords)]
+        start = [integers("TMA: coordinate", x)[..., None] for x in reversed(coords)]
         at = [x + corner for x, corner in zip(start, self.corners.T, strict=True)]
-        where = integers(address, "TMA: address")[..., None] + self.offsets * self.descriptor.dtype.itemsize
+        where = integers("TMA: address", address)[..., None] + self.offsets * self.descriptor.dtype.itemsize
         if memory.programs is not None and where.ndim == 1:
             where = where[None]
         return at, memory, where
@@ -119,7 +120,7 @@ def _sizes(shape: Any, what: str) -> tuple[int, ...]:
     """A tuple of positive ints, or ValueError."""
     if not isinstance(shape, tuple | list) or not shape:
         raise ValueError(f"{what} is {shape!r}: must be a tuple of sizes, slowest first")
-    return tuple(whole(size, what, 1) for size in shape)
+    return tuple(count(what, size, 1) for size in shape)
 
 
 def create_tensor_tile(
@@ -219,12 +220,12 @@ def fold_kv_descriptor(array: Any, BN: int, BK: int, swizzle: Any = "128B", row_
     array = np.asarray(array)
     mode = TensorMapSwizzle.of(swizzle)
     rows, heads, depth = array.shape
-    BN, BK = whole(BN, "BN", 1), whole(BK, "BK", 1)
+    BN, BK = count("BN", BN, 1), count("BK", BK, 1)
     S = mode.bytes // array.itemsize
     chunks = BK // S
     if BK % S or chunks < 2 or depth % BK or (row_major and (BN % 8 or rows % 8)):
         raise ValueError(
-            f"BK {BK} must be at least 2 times and a multiple of {S} (swizzle {mode.label}) and divide head_size "
+            f"BK is {BK}: must be at least 2 times and a multiple of {S} (swizzle {mode.label}) and divide head_size "
             f"{depth}; row_major: BN {BN} and rows {rows} multiples of 8"
         )
     row, head, one = descriptor_strides(array)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from kvlab.hardware._arrays import whole
+from kvlab.common.checks import count
 from kvlab.hardware.copies.tensor_map import TensorMapSwizzle
 from kvlab.layout import Layout
 from kvlab.memory import as_dtype
@@ -57,10 +57,10 @@ def internal_k_major(dtype: Any, BM: int, BK: int, swizzle_bytes: int) -> Layout
     if swizzle_bytes not in (16, 32, 64, 128):
         raise ValueError(f"swizzle_bytes is {swizzle_bytes!r}: must be 16, 32, 64 or 128")
     S = swizzle_bytes // dtype.itemsize
-    whole(BM, "BM")
-    whole(BK, "BK")
+    count("BM", BM)
+    count("BK", BK)
     if BM < 8 or BM % 8 or BK < S or BK % S:
-        raise ValueError(f"BM {BM} must be a multiple of 8 and BK {BK} one of {S} ({swizzle_bytes} bytes of {dtype})")
+        raise ValueError(f"BM is {BM}: must be a multiple of 8 and BK {BK} one of {S} ({swizzle_bytes} B of {dtype})")
     if BK > S:
         warnings.warn(
             f"internal_k_major: BK {BK} is {BK // S} chunks of {S}, the layout addresses the first one only",
@@ -76,9 +76,9 @@ def tile_sf_layout_k_major(BM: int, BK: int, SF: int) -> Layout:
     Layout("((32,1),((4,4),2)):((16,1024),((1,4),512))")
     """
     for name, value in (("BM", BM), ("BK", BK), ("SF", SF)):
-        whole(value, name)
+        count(name, value)
     if BM < 128 or BM % 128 or BK < 4 * SF or SF < 1 or BK % (4 * SF):
-        raise ValueError(f"BM {BM} must be a multiple of 128, BK {BK} one of 4 * SF = {4 * SF}")
+        raise ValueError(f"BM is {BM}: must be a multiple of 128, BK {BK} one of 4 * SF = {4 * SF}")
     across = BK // (4 * SF)
     return Layout(((32, BM // 128), ((4, 4), across)), ((16, 512 * across), ((1, 4), 512)))
 
@@ -90,7 +90,7 @@ def st_matrix_n_atom(num_stmatrix: int) -> Layout:
     >>> st_matrix_n_atom(2)
     Layout("(16,2,4):(4,1,64)")
     """
-    whole(num_stmatrix, "num_stmatrix", 1)
+    count("num_stmatrix", num_stmatrix, 1)
     pitch = 2 * num_stmatrix
     return Layout((16, 2, 4), (pitch, 1, 16 * pitch))
 
@@ -99,8 +99,8 @@ def _checked(dtype: Any, outer: str, rows: int, inner: str, cols: int, mode: Ten
     """S, or ValueError."""
     dtype = as_dtype(dtype)
     S = mode.granularity(dtype)
-    whole(rows, outer)
-    whole(cols, inner)
+    count(outer, rows)
+    count(inner, cols)
     if rows < 8 or rows % 8:
         raise ValueError(f"{outer} {rows} is not a multiple of 8, the rows of a core matrix")
     if cols < S or cols % S:

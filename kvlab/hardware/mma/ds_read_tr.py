@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import integers
 from kvlab.common.regroup import Regroup
-from kvlab.hardware._arrays import Array, integers, memory_of
+from kvlab.hardware._arrays import Array, memory_of
 from kvlab.memory import Memory, as_dtype, bfloat16, float8_e4m3fn
 
 
@@ -47,7 +48,7 @@ def _read(name: str, memory: Memory, address: Any, dtype: Any, itemsize: int) ->
     dtype = as_dtype(dtype)
     if dtype.itemsize != itemsize:
         raise ValueError(f"{name}: dtype {dtype} has {dtype.itemsize} bytes, must have {itemsize}")
-    where = integers(address, f"{name}: address")
+    where = integers(f"{name}: address", address)
     if where.ndim < 1 or where.shape[-1] != 64:
         raise ValueError(f"{name}: address has shape {where.shape}: must be [..., 64], one for each lane")
     n = 8 // itemsize

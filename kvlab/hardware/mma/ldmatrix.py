@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.common.checks import shown
+from kvlab.common.checks import integers, shown
 from kvlab.common.regroup import Regroup
-from kvlab.hardware._arrays import Array, IntArray, frozen, integers, memory_of
+from kvlab.hardware._arrays import Array, IntArray, frozen, memory_of
 from kvlab.memory import Memory, as_dtype, bfloat16
 
 
@@ -61,7 +61,7 @@ def stmatrix(memory: Memory, row_address: Any, registers: Any, num: int, trans: 
 def _row_addresses(name: str, row_address: Any, num: int) -> IntArray:
     if num not in (1, 2, 4) or not isinstance(num, int | np.integer):
         raise ValueError(f"{name}: num is {shown(num)}: must be 1, 2 or 4")
-    rows = integers(row_address, f"{name}: row_address")
+    rows = integers(f"{name}: row_address", row_address)
     if rows.ndim < 1 or rows.shape[-1] != 32:
         raise ValueError(f"{name}: row_address has shape {rows.shape}: must be [..., 32], one for each lane")
     return rows[..., : 8 * num]

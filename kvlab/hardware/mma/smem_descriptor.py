@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.common.checks import shown
+from kvlab.common.checks import count, shown
 from kvlab.common.drawn import Drawn
-from kvlab.hardware._arrays import IntArray, frozen, whole
+from kvlab.hardware._arrays import IntArray, frozen
 from kvlab.hardware.copies.tensor_map import TensorMapSwizzle
 from kvlab.layout import Layout
 from kvlab.layout.algebra.int_tuple import at_once, flatten
@@ -103,7 +103,7 @@ class SmemDescriptor(Drawn):
 
     def advance(self, nbytes: int) -> SmemDescriptor:
         """The same operand ``nbytes`` further: the next step along K (32 bytes inside a swizzled row)."""
-        return replace(self, start_address=self.start_address + whole(nbytes, "advance: nbytes", -_LIMIT))
+        return replace(self, start_address=self.start_address + count("advance: nbytes", nbytes, -_LIMIT))
 
     def addresses(self, mn: int, k: int, dtype: Any, major: str = "K") -> IntArray:
         """Byte address of every element ``[mn, k]`` as the instruction finds it, swizzle included.
@@ -127,8 +127,8 @@ class SmemDescriptor(Drawn):
             raise ValueError(f"major is {major!r}: must be 'K' or 'MN'")
         if major == "MN" and self.arch == "sm_90" and dtype.itemsize != 2:
             raise ValueError(f"{dtype} must be K-major: wgmma transposes 16-bit elements only")
-        whole(mn, "mn")
-        whole(k, "k")
+        count("mn", mn)
+        count("k", k)
         at_once(mn * k, "elements")
         contiguous = k if major == "K" else mn
         if mn < 8 or mn % 8 or k < 1 or contiguous * dtype.itemsize % 16:
@@ -188,7 +188,7 @@ def tile_to_descriptor(
         raise ValueError(f"tile_to_descriptor of {layout!r}: must be a Layout")
     if major not in ("K", "MN"):
         raise ValueError(f"major is {major!r}: must be 'K' or 'MN'")
-    if whole(pattern_start, "pattern_start") % 128:
+    if count("pattern_start", pattern_start) % 128:
         raise ValueError(f"pattern_start is {pattern_start}: must be a multiple of 128, the rows of patterns")
     base_offset = pattern_start >> 7 & 7 if pattern_start % mode.alignment else 0
     (inner, outer), (inner_stride, outer_stride) = _two_by_two(layout)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.common.checks import shown
-from kvlab.hardware._arrays import Array, integers, whole
+from kvlab.common.checks import count, integers, shown
+from kvlab.hardware._arrays import Array
 from kvlab.layout import Layout
 from kvlab.memory import AddressSpace, Memory, as_dtype
 
@@ -23,7 +23,7 @@ def tmem_address(lane: Any, column: Any) -> Any:
     '0x200005'
     """
     for name, value in (("lane", lane), ("column", column)):
-        if not np.size(integers(value, name)):
+        if not np.size(integers(name, value)):
             raise ValueError(f"{name} is {value!r}: must be at least one")
     if np.any((np.asarray(lane) < 0) | (np.asarray(lane) >= TMEM_LANES)):
         raise ValueError(f"lane is {lane}: must be 0 to {TMEM_LANES - 1}")
@@ -75,7 +75,7 @@ class TensorMemory:
             raise ValueError(f"warp {shown(warp)} of the warpgroup is not 0 to 3; each reaches its own 32 lanes only")
         if repeat not in (1, 2, 4, 8, 16, 32, 64, 128):
             raise ValueError(f"repeat is {shown(repeat)}: must be a power of two from 1 to 128")
-        if not 0 <= whole(column, "column") <= self.columns - repeat:
+        if not 0 <= count("column", column) <= self.columns - repeat:
             raise ValueError(f"columns {column} to {column + repeat - 1} are not 0 to {self.columns - 1}")
         return 4 * self.layout(32 * warp + np.arange(32)[:, None], column + np.arange(repeat))
 

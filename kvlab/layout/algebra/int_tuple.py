@@ -162,8 +162,8 @@ def as_int_array(value: Any, what: str, bits: int = 63) -> int | IntArray:
         return value.astype(np.int64, copy=False)
     number = int_tuple(value, what)
     if not isinstance(number, int):
-        raise ValueError(f"{what} {shown(value)} must be an int or an int array; a coordinate with several modes is a "
-                         "tuple")
+        raise ValueError(f"{what} is {shown(value)}: must be an int or an int array; a coordinate of several modes is "
+                         "a tuple")
     if not 0 <= number < 1 << bits:
         raise ValueError(f"{what} {shown(number)} is {'negative' if number < 0 else f'more than {bits} bits'}")
     return number

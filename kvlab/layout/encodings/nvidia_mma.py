@@ -80,7 +80,7 @@ class NVMMADistributedLayout(Encoding):
         ``k_width`` consecutive elements of K lie in one lane: 32 bits of them for the instruction, more where the
         data was loaded in wider pieces (K is then permuted alike in A and B)."""
         need(operand_index == 0 or not self.is_hopper, self, "operand 1 of wgmma is read from shared memory")
-        need(k_width > 0 and k_width & (k_width - 1) == 0, self, f"k_width {k_width} must be a power of two")
+        need(k_width > 0 and k_width & (k_width - 1) == 0, self, f"k_width is {k_width}: must be a power of two")
         order = operand_order(operand_index, self.rank)
         tile = _warp_tile(16 if operand_index == 0 else 8, 8 * k_width, k_width, order)
         tile *= broadcast_nd("warp", self.warps_per_cta, self._warp_order(), order[0])

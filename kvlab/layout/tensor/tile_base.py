@@ -269,7 +269,7 @@ class TileBase(OfLayout, Drawn):
     def _bound(self, valid_rows: Any) -> None:
         rows = np.asarray(valid_rows)
         if rows.dtype.kind not in "iu":
-            raise ValueError(f"valid_rows {valid_rows!r} must be an int or an int array")
+            raise ValueError(f"valid_rows is {valid_rows!r}: must be an int or an int array")
         ndim = max(rows.ndim, np.ndim(self.offset))
         width = self.element_size if self.element_layout is None else self.element_layout.cosize
         records = bound_records(self.layout, width, rows.astype(np.int64))

@@ -24,7 +24,7 @@ class TileType:
     >>> fragments.checked("reg_tile", TileTensor.stack_allocation(Layout.row_major(4, 8), "fp16", AddressSpace.LOCAL))
     Traceback (most recent call last):
         ...
-    ValueError: reg_tile TileTensor(float16, (4,8):(8,1), offset 0, local) must be bfloat16, (4,8):(8,1), local
+    ValueError: reg_tile is TileTensor(float16, (4,8):(8,1), offset 0, local): must be bfloat16, (4,8):(8,1), local
     """
 
     dtype: np.dtype[Any]
@@ -50,9 +50,9 @@ class TileType:
     def checked(self, name: str, tile: Any) -> TileTensor:
         """``tile``; TypeError or ValueError, about the argument ``name``, unless it is of this type."""
         if not isinstance(tile, TileTensor):
-            raise TypeError(f"{name} {shown(tile)} must be a TileTensor: {self}")
+            raise TypeError(f"{name} is {shown(tile)}: must be a TileTensor: {self}")
         if self._of(tile) != self:
-            raise ValueError(f"{name} {tile!r} must be {self}")
+            raise ValueError(f"{name} is {tile!r}: must be {self}")
         return tile
 
     @staticmethod

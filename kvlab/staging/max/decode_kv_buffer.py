@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, as_operand
-from kvlab.cache.indices import one_of
+from kvlab.common.checks import one_of
 from kvlab.common.drawn import Drawn
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory

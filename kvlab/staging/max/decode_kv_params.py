@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.common.checks import shown
+from kvlab.common.checks import require, shown
 from kvlab.hardware import RegTileLoader, RegTileWriterLDS
 from kvlab.layout import Layout, Swizzle, TensorLayout
 
@@ -58,29 +58,29 @@ class DecodeKVBufferParams(MmaGeometry):
             ("tensor_core_mma", self.tensor_core_mma, TiledTensorCore),
         ):
             if not isinstance(value, kind):
-                raise TypeError(f"{name} {shown(value)} must be a {kind.__name__}")
+                raise TypeError(f"{name} is {shown(value)}: must be a {kind.__name__}")
         set_typed(self, head_dim_offset=0)
         if not isinstance(self.role_config, KVBufferConfig):
-            raise TypeError(f"config {shown(self.config)} must be a KVBufferConfig or None")
+            raise TypeError(f"config is {shown(self.config)}: must be a KVBufferConfig or None")
         same = KVBufferParams(
             self.dtype, self.mma_shape, self.swizzle, self.BN, self.WN, self.BK, self.num_threads, self.depth,
             1, self.transpose, head_dim_offset=self.head_dim_offset,
         )
         in_type, layout = self.tensor_core_mma.in_type, self.kv_tile_layout
-        same.require(same.dtype == in_type, f"dtype {same.dtype}", f"in_type {in_type} of tensor_core_mma")
+        require(same.dtype == in_type, f"dtype is {same.dtype}", f"in_type {in_type} of tensor_core_mma")
         whole = layout.shape == (self.BN, self.depth) and layout.stride[1] == 1
-        same.require(whole, f"kv_tile_layout {layout}", f"BN {self.BN} x depth {self.depth} with columns side by side")
+        require(whole, f"kv_tile_layout is {layout}", f"BN {self.BN} x depth {self.depth} with columns side by side")
         same.require_whole_warp_rows()
         object.__setattr__(self, "swizzle", same.swizzle)
         b0, b1 = self.btile
-        same.require(b1 % self.simd_width == 0, f"a row of {b1} columns", f"a multiple of {self.simd_width}")
+        require(b1 % self.simd_width == 0, f"a row of {b1} columns", f"a multiple of {self.simd_width}")
         grid_cols = self.thread_grid[1]
-        same.require(
-            self.thread_grid[0] > 0, f"num_threads {self.num_threads}", f"at least {grid_cols}: a row of vectors"
+        require(
+            self.thread_grid[0] > 0, f"num_threads is {self.num_threads}", f"at least {grid_cols}: a row of vectors"
         )
         frag = self.input_frag_size
-        same.require(frag <= self.simd_width, f"mma_shape {self.mma_shape}", "one with fragments of 16 bytes at most")
-        same.require(
+        require(frag <= self.simd_width, f"mma_shape is {self.mma_shape}", "one with fragments of 16 bytes at most")
+        require(
             self.vectors_per_stage <= self.rows_per_stage,
             f"num_threads {self.num_threads}",
             f"enough to move the {b0} x {b1} tile with {self.rows_per_stage} vectors each, "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer
-from kvlab.cache.indices import one_of
+from kvlab.common.checks import one_of
 from kvlab.common.drawn import Drawn
 from kvlab.layout import Layout, TileTensor, TileType
 from kvlab.memory import AddressSpace

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer
-from kvlab.cache.indices import one_of
+from kvlab.common.checks import one_of
 from kvlab.common.drawn import Drawn
 from kvlab.layout import TileTensor
 from kvlab.staging.max import kv_buffer_addresses as addresses

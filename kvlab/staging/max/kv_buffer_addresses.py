@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import require
 from kvlab.hardware import count_wavefronts, ds_read_tr8_b64, ds_read_tr16_b64
 from kvlab.memory import Memory
 from kvlab.staging.tile.fragments import FragmentMap
@@ -38,20 +39,20 @@ class Window:
 
 def check(p: KVBufferParams) -> None:
     """ValueError unless the buffer can be built with these parameters."""
-    p.require(p.BN % p.warp_tile_rows == 0, f"BN {p.BN}", f"a multiple of {p.warp_tile_rows}: a warp tile of the DMA")
+    require(p.BN % p.warp_tile_rows == 0, f"BN is {p.BN}", f"a multiple of {p.warp_tile_rows}: a warp tile of the DMA")
     row = p.bk_smem * p.dtype.itemsize
-    p.require(row in (64, 128), f"bk_smem {p.bk_smem}", f"64 or 128 bytes of {p.dtype}: a row of a DMA")
-    p.require(p.smem_depth % p.bk_smem == 0, f"smem_depth {p.smem_depth}", f"a multiple of bk_smem {p.bk_smem}")
-    p.require(p.smem_depth >= p.depth, f"smem_depth {p.smem_depth}", f"at least depth {p.depth}")
+    require(row in (64, 128), f"bk_smem is {p.bk_smem}", f"64 or 128 bytes of {p.dtype}: a row of a DMA")
+    require(p.smem_depth % p.bk_smem == 0, f"smem_depth is {p.smem_depth}", f"a multiple of bk_smem {p.bk_smem}")
+    require(p.smem_depth >= p.depth, f"smem_depth is {p.smem_depth}", f"at least depth {p.depth}")
     op = KVMmaOpParams.of(p)
     if not p.transpose:
-        p.require(p.depth % p.MMA_N == 0, f"depth {p.depth}", f"a multiple of MMA_N {p.MMA_N}")
+        require(p.depth % p.MMA_N == 0, f"depth is {p.depth}", f"a multiple of MMA_N {p.MMA_N}")
         v_bf16_offsets(op, 0) if p.dtype.itemsize == 2 else v_fp8_offsets(op, 0)
         return
-    p.require(p.WN % p.MMA_N == 0, f"WN {p.WN}", f"a multiple of MMA_N {p.MMA_N}")
+    require(p.WN % p.MMA_N == 0, f"WN is {p.WN}", f"a multiple of MMA_N {p.MMA_N}")
     prefill_offsets(op) if p.bk_smem == p.BK else split_offsets(op)
     columns = ceildiv(p.depth, p.bk_smem) * p.bk_smem if is_split(p) else p.num_k_tiles * p.BK
-    p.require(p.smem_depth >= columns, f"smem_depth {p.smem_depth}", f"at least {columns}: all strips of BK {p.BK}")
+    require(p.smem_depth >= columns, f"smem_depth is {p.smem_depth}", f"at least {columns}: all strips of BK {p.BK}")
 
 
 def is_split(p: KVBufferParams) -> bool:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import UnsafePointer
-from kvlab.cache.indices import count, one_of
-from kvlab.common.checks import shown
+from kvlab.common.checks import count, one_of, shown
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory
 from kvlab.staging.max import mma_op_addresses as addresses
@@ -53,7 +52,7 @@ class KVMmaOp:
     def __init__(self, params: KVMmaOpParams, *, programs: int = 1, num_threads: int = 256) -> None:
         of_type("params", params, KVMmaOpParams)
         if num_threads < 1 or num_threads % WARP_SIZE:
-            raise ValueError(f"num_threads {num_threads} must be a positive multiple of {WARP_SIZE}")
+            raise ValueError(f"num_threads is {num_threads}: must be a positive multiple of {WARP_SIZE}")
         self.params, self.programs, self.num_warps = params, programs, num_threads // WARP_SIZE
         layout = Layout.row_major(params.num_k_tiles * params.rows_per_strip, params.input_frag_size)
         self.reg_tile = TileTensor.stack_allocation(
@@ -138,16 +137,16 @@ class KVMmaOp:
     def _tile(self, name: str, tile: TileTensor, columns: int) -> tuple[Memory, Array]:
         """The memory of a warp's tile, and where it begins for each warp."""
         if not isinstance(tile, TileTensor):
-            raise TypeError(f"{name} {shown(tile)} must be a TileTensor in shared memory")
+            raise TypeError(f"{name} is {shown(tile)}: must be a TileTensor in shared memory")
         p, place = self.params, self._place(name, tile.memory, tile.offset)
         rows = p.num_mmas * p.MMA_M
         if not tile.layout.is_row_major or tile.shape != (rows, columns) or tile.dtype != p.in_type:
-            raise ValueError(f"{name} {tile!r} must be {rows} x {columns} of {p.in_type}, row-major")
+            raise ValueError(f"{name} is {tile!r}: must be {rows} x {columns} of {p.in_type}, row-major")
         return place
 
     def _pointer(self, pointer: UnsafePointer) -> tuple[Memory, Array]:
         if not isinstance(pointer, UnsafePointer):
-            raise TypeError(f"smem_base {shown(pointer)} must be an UnsafePointer into shared memory")
+            raise TypeError(f"smem_base is {shown(pointer)}: must be an UnsafePointer into shared memory")
         if pointer.dtype != self.in_type:
             raise ValueError(f"smem_base points to {pointer.dtype}: must point to {self.in_type}")
         return self._place("smem_base", pointer.memory, pointer.offset)

@@ -183,7 +183,7 @@ def v_fp8_offsets(p: KVMmaOpParams, strip: int) -> IntArray:
             f"load_v_fp8_strip is for 1-byte V with mma_shape (32, 32, 64) or (16, 16, 128) and one k group, not {p}"
         )
     if p.bk_smem % M:
-        raise ValueError(f"bk_smem {p.bk_smem} must be a multiple of MMA_M {M}")
+        raise ValueError(f"bk_smem is {p.bk_smem}: must be a multiple of MMA_M {M}")
     block, column = np.divmod(np.arange(p.num_mmas)[:, None, None], p.bk_smem // M)
     offset = p.loader.transposed(column * M + p.loader.fp8_strip_offsets(p.bk_smem, strip))
     return offset + block * p.BN * p.bk_smem

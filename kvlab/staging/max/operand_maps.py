@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import require
 from kvlab.staging.tile.fragments import FragmentMap
 
 from .params import WARP_SIZE, KVBufferParams
@@ -53,7 +54,7 @@ def kv_buffer_operand_map(params: KVBufferParams, BM: int) -> FragmentMap:
     p = params
     if p.transpose:
         return _operand(p, BM, p.num_k_tiles * p.BK, _consecutive(p, p.simd_width))
-    p.require(p.BN % p.BK == 0, f"BN {p.BN}", f"a multiple of BK {p.BK}")
+    require(p.BN % p.BK == 0, f"BN is {p.BN}", f"a multiple of BK {p.BK}")
     return _operand(p, BM, p.BN, v_keys(p))
 
 
@@ -138,7 +139,7 @@ def _rows_of_a_warp(p: KVBufferParams, BM: int) -> tuple[IntArray, int]:
     p.require_whole_warp_rows()
     num_warps_m = p.num_warps // p.num_warps_n
     if BM % (num_warps_m * p.MMA_M):
-        raise ValueError(f"BM {BM} must be a multiple of {num_warps_m * p.MMA_M}: MMA_M for each warp row")
+        raise ValueError(f"BM is {BM}: must be a multiple of {num_warps_m * p.MMA_M}: MMA_M for each warp row")
     WM = BM // num_warps_m
     return np.arange(p.num_warps) // p.num_warps_n * WM, WM // p.MMA_M
 

@@ -77,7 +77,7 @@ class PStagingParams:
         for small, large, tile in (("WM", "BM", M), ("WN", "BN", N), ("BK", "BN", K)):
             a, b = getattr(self, small), getattr(self, large)
             if a < 1 or a % tile or b % a:
-                raise ValueError(f"{small} {a} must be a multiple of {tile} and divide {large} {b}")
+                raise ValueError(f"{small} is {a}: must be a multiple of {tile} and divide {large} {b}")
         if max(self.WN, self.BK) % min(self.WN, self.BK):
             raise ValueError(f"WN {self.WN} and BK {self.BK}: one must divide the other")
         if self.form in ("narrow", "pairs") and self.num_m > 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import require
 from kvlab.layout import Layout, Swizzle, TileTensor, TileType
 from kvlab.memory import AddressSpace, Memory
 
@@ -99,23 +100,17 @@ class KVBufferParams(MmaGeometry):
                 raise ValueError(f"swizzle {error}") from None
         if self.mma_shape[0] != self.mma_shape[1] or self.mma_shape[0] not in (16, 32):
             raise ValueError(f"mma_shape is {self.mma_shape}: must be (16, 16, K) or (32, 32, K)")
-        self.require(self.follows in FOLLOWS, f"follows {self.follows!r}", " or ".join(map(repr, FOLLOWS)))
-        self.require(16 % self.dtype.itemsize == 0, f"dtype {self.dtype}", "an element of 1, 2, 4, 8 or 16 bytes")
-        self.require(self.MMA_K * self.MMA_N % WARP_SIZE == 0, f"MMA_K {self.MMA_K}", "a multiple of 64 / MMA_N")
-        self.require(self.BK % self.MMA_K == 0, f"BK {self.BK}", f"a multiple of MMA_K {self.MMA_K}")
-        self.require(self.BN % self.WN == 0, f"BN {self.BN}", f"a multiple of WN {self.WN}")
-        self.require(self.num_threads % WARP_SIZE == 0, f"num_threads {self.num_threads}", "a multiple of 64")
-
-    @staticmethod
-    def require(fulfilled: bool, what: str, accepted: str) -> None:
-        """ValueError "what must be accepted" unless fulfilled."""
-        if not fulfilled:
-            raise ValueError(f"{what} must be {accepted}")
+        require(self.follows in FOLLOWS, f"follows is {self.follows!r}", " or ".join(map(repr, FOLLOWS)))
+        require(16 % self.dtype.itemsize == 0, f"dtype is {self.dtype}", "an element of 1, 2, 4, 8 or 16 bytes")
+        require(self.MMA_K * self.MMA_N % WARP_SIZE == 0, f"MMA_K is {self.MMA_K}", "a multiple of 64 / MMA_N")
+        require(self.BK % self.MMA_K == 0, f"BK is {self.BK}", f"a multiple of MMA_K {self.MMA_K}")
+        require(self.BN % self.WN == 0, f"BN is {self.BN}", f"a multiple of WN {self.WN}")
+        require(self.num_threads % WARP_SIZE == 0, f"num_threads is {self.num_threads}", "a multiple of 64")
 
     def require_whole_warp_rows(self) -> None:
         """ValueError unless every row of warps along the keys is complete."""
-        self.require(
-            self.num_warps % self.num_warps_n == 0, f"num_threads {self.num_threads}",
+        require(
+            self.num_warps % self.num_warps_n == 0, f"num_threads is {self.num_threads}",
             f"a multiple of {WARP_SIZE * self.num_warps_n}: BN // WN = {self.num_warps_n} warps along the keys",
         )
 
@@ -228,7 +223,7 @@ class KVBufferParams(MmaGeometry):
         first = 0 if address is None else address - memory.base
         if first % 16 or not 0 <= first < memory.nbytes:
             raise ValueError(
-                f"address {address} must be a multiple of 16 in [{memory.base}, {memory.base + memory.nbytes}) of "
+                f"address is {address}: must be a multiple of 16 in [{memory.base}, {memory.base + memory.nbytes}) of "
                 f"{memory.name}"
             )
         return self.SmemParentType(memory, first // self.dtype.itemsize)

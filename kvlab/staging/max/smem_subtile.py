@@ -20,7 +20,7 @@ def smem_mma_subtile_offset(mr: int, mc: int, BN: int, BK: int, bk_tile: Any, k_
     2576
     """
     if mc < 1 or BK % mc:
-        raise ValueError(f"BK {BK} must be a multiple of the {mc} columns of an MMA tile")
+        raise ValueError(f"BK is {BK}: must be a multiple of the {mc} columns of an MMA tile")
     across = BK // mc
     return bk_tile * BK * BK + k_sub * mr * BK + mma // across * (BN * BK) + mma % across * mc
 
@@ -61,7 +61,7 @@ def smem_subtile(
     [3072, 3073]
     """
     if cols != BK:
-        raise ValueError(f"cols {cols} must be BK {BK}, the width of a block")
+        raise ValueError(f"cols is {cols}: must be BK {BK}, the width of a block")
     if rows < 1 or r < 0 or (r + 1) * rows > BN:
         raise ValueError(f"rows [{r * rows}, {(r + 1) * rows}) reach past the {BN} rows of a block")
     return TileTensor(memory, dtype, Layout.row_major(rows, cols), offset=base + r * rows * BK + c * BN * BK)

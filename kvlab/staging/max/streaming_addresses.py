@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import require
 from kvlab.hardware import RegTileLoader, count_wavefronts
 from kvlab.layout import Layout
 from kvlab.staging.tile.fragments import FragmentMap
@@ -36,21 +37,21 @@ def strip_shape(p: KVBufferParams) -> tuple[int, int]:
 
 def check(p: KVBufferParams) -> None:
     """ValueError unless the streaming buffer can be built with these parameters."""
-    p.require(
-        p.num_warps >= p.num_warps_n, f"num_threads {p.num_threads}",
+    require(
+        p.num_warps >= p.num_warps_n, f"num_threads is {p.num_threads}",
         f"at least {WARP_SIZE * p.num_warps_n}: BN // WN = {p.num_warps_n} warps along the keys",
     )
-    p.require(not p.blocked_strip or p.depth % p.BK == 0, f"depth {p.depth}", f"a multiple of BK {p.BK}")
+    require(not p.blocked_strip or p.depth % p.BK == 0, f"depth is {p.depth}", f"a multiple of BK {p.BK}")
     if p.transpose:
-        p.require(p.WN % p.MMA_N == 0, f"WN {p.WN}", f"a multiple of MMA_N {p.MMA_N}")
+        require(p.WN % p.MMA_N == 0, f"WN is {p.WN}", f"a multiple of MMA_N {p.MMA_N}")
         one = p.dtype.itemsize == 1
-        p.require(not one or p.BK == p.MMA_K, f"BK {p.BK} of a 1-byte K", f"MMA_K {p.MMA_K}")
+        require(not one or p.BK == p.MMA_K, f"BK is {p.BK} of a 1-byte K", f"MMA_K {p.MMA_K}")
         fits = one or p.input_frag_size <= p.simd_width
-        p.require(fits, f"mma_shape {p.mma_shape} of {p.dtype}", "one whose fragment is at most 16 bytes")
+        require(fits, f"mma_shape is {p.mma_shape} of {p.dtype}", "one whose fragment is at most 16 bytes")
     else:
         whole = p.num_warps_n * p.MMA_N
-        p.require(p.depth % whole == 0, f"depth {p.depth}", f"a multiple of {whole}: MMA_N for each warp of a tile")
-        p.require(p.BN % p.BK == 0, f"BN {p.BN}", f"a multiple of BK {p.BK}")
+        require(p.depth % whole == 0, f"depth is {p.depth}", f"a multiple of {whole}: MMA_N for each warp of a tile")
+        require(p.BN % p.BK == 0, f"BN is {p.BN}", f"a multiple of BK {p.BK}")
     streaming_dma_plan(p) if by_dma(p) else register_plan(p)
 
 
@@ -71,8 +72,8 @@ def streaming_dma_plan(p: KVBufferParams) -> CTADmaPlan:
     >>> plan.wave.tolist(), plan.offset[:4].tolist(), plan.row[2, ::16].tolist()
     ([0, 0, 1, 1, 2, 2, 3, 3], [0, 512, 1024, 1536], [32, 36, 40, 44])
     """
-    p.require(p.BK * p.dtype.itemsize in (64, 128), f"BK {p.BK}", f"64 or 128 bytes of {p.dtype}: a row of a DMA")
-    p.require(p.BN % p.warp_tile_rows == 0, f"BN {p.BN}", f"a multiple of {p.warp_tile_rows}")
+    require(p.BK * p.dtype.itemsize in (64, 128), f"BK is {p.BK}", f"64 or 128 bytes of {p.dtype}: a row of a DMA")
+    require(p.BN % p.warp_tile_rows == 0, f"BN is {p.BN}", f"a multiple of {p.warp_tile_rows}")
     group = np.arange(p.BN // p.warp_tile_rows)
     return warp_tiles(p, group % p.num_warps, group, np.zeros_like(group), p.BK)
 
@@ -99,10 +100,10 @@ def register_plan(p: KVBufferParams) -> RegisterPlan:
     divide those of the strip leaves the last ones. The swizzle acts on a thread's first vector, the passes are added. V
     is not swizzled; it may be blocks of BK x BK (``blocked_strip``)."""
     rows, cols = strip_shape(p)
-    p.require(cols % p.simd_width == 0, f"{'BK' if p.transpose else 'depth'} {cols}", f"a multiple of {p.simd_width}")
+    require(cols % p.simd_width == 0, f"{'BK' if p.transpose else 'depth'} {cols}", f"a multiple of {p.simd_width}")
     grid_cols = cols // p.simd_width
     grid_rows = min(p.num_threads, rows * grid_cols) // grid_cols
-    p.require(grid_rows > 0, f"num_threads {p.num_threads}", f"at least {grid_cols}: the 16-byte vectors of a row")
+    require(grid_rows > 0, f"num_threads is {p.num_threads}", f"at least {grid_cols}: the 16-byte vectors of a row")
     step, thread = np.ogrid[: rows // grid_rows, : grid_rows * grid_cols]
     first = p.swizzle(thread) if p.swizzle is not None and p.transpose else thread
     row = thread // grid_cols + step * grid_rows

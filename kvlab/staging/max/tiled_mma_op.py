@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.indices import flag
-from kvlab.common.checks import shown
+from kvlab.common.checks import flag, shown
 from kvlab.hardware import MmaAtom, get_atom
 from kvlab.hardware.copies.tile_resource import REGISTERS, check_tile
 from kvlab.layout import Swizzle, TileTensor
@@ -33,7 +32,7 @@ def get_accum_type(dtype: Any) -> np.dtype[Any]:
     dtype('float32')
     """
     if as_dtype(dtype).itemsize > 4:
-        raise ValueError(f"dtype {dtype!r} must be of at most 4 bytes: no matrix instruction takes wider ones")
+        raise ValueError(f"dtype is {dtype!r}: must be of at most 4 bytes: no matrix instruction takes wider ones")
     return float32
 
 
@@ -65,7 +64,7 @@ class TiledMmaOp:
     def __post_init__(self) -> None:
         set_typed(self)
         if self.out_type.name not in _OUT:
-            raise ValueError(f"out_type {self.out_type} must be {', '.join(_OUT[:-1])} or {_OUT[-1]}")
+            raise ValueError(f"out_type is {self.out_type}: must be {', '.join(_OUT[:-1])} or {_OUT[-1]}")
 
     @property
     def a_frag_size(self) -> int:
@@ -107,7 +106,7 @@ class TiledMmaOp:
 
     def _check(self, name: str, tile: TileTensor, dtype: np.dtype[Any], rows: int | None, frag: int) -> None:
         if not isinstance(tile, TileTensor):
-            raise TypeError(f"{name} {shown(tile)} must be a TileTensor in local memory")
+            raise TypeError(f"{name} is {shown(tile)}: must be a TileTensor in local memory")
         check_tile(name, tile, REGISTERS, dtype, (tile.shape[0] if rows is None else rows, frag))
         if tile.dtype != dtype:
             raise ValueError(f"{name} is of {tile.dtype}: must be of {dtype}")
@@ -136,14 +135,14 @@ class TiledMmaOp:
             ("warp_tile", warp_tile, AddressSpace.SHARED), ("reg_tile", reg_tile, AddressSpace.LOCAL)
         ):
             if not isinstance(tile, TileTensor):
-                raise TypeError(f"{name} {shown(tile)} must be a TileTensor")
+                raise TypeError(f"{name} is {shown(tile)}: must be a TileTensor")
             if tile.address_space is not space or tile.dtype != self.in_type:
-                raise ValueError(f"{name} {tile!r} must be of {self.in_type} in {space.value} memory")
+                raise ValueError(f"{name} is {tile!r}: must be of {self.in_type} in {space.value} memory")
         (fragments, frag), (stride, one) = flatten(reg_tile.layout.shape), flatten(warp_tile.layout.stride)
         if frag != self.b_frag_size or one != 1:
             raise ValueError(
-                f"reg_tile {reg_tile!r} must be fragments of {self.b_frag_size}, columns of warp_tile {warp_tile!r} "
-                "side by side"
+                f"reg_tile is {reg_tile!r}: must be fragments of {self.b_frag_size}, columns of warp_tile "
+                f"{warp_tile!r} side by side"
             )
         offset, width = self.b_offsets(fragments, stride, k_group_idx, swizzle)
         values = warp_tile.raw_load(offset, width)
@@ -165,7 +164,7 @@ def _b_offsets(
     lane, i, e = np.ogrid[:WARP_SIZE, :fragments, :frag]
     if not op.transpose_b:
         if swizzle is not None:
-            raise ValueError(f"swizzle {swizzle} must be None: B is read column by column unless transpose_b")
+            raise ValueError(f"swizzle is {swizzle}: must be None: B is read column by column unless transpose_b")
         return (k_group_idx * K + lane // N * frag + e) * row_stride + i * N + lane % N, 1
     number = (lane % N * row_stride + lane // N * frag) // frag
     number = number if swizzle is None else swizzle(number)
@@ -207,7 +206,7 @@ class TiledTensorCore:
         op = self.mma_op
         for name, tile, frag in (("a", a, op.a_frag_size), ("b", b, op.b_frag_size)):
             if not isinstance(tile, TileTensor):
-                raise TypeError(f"{name} {shown(tile)} must be a TileTensor in local memory")
+                raise TypeError(f"{name} is {shown(tile)}: must be a TileTensor in local memory")
             if tile.rank != 2 or tile.shape[1] < self.group_size * frag:
                 raise ValueError(f"{name} is {tile.layout}: must be fragments of {self.group_size} x {frag}")
         for g in range(self.group_size):

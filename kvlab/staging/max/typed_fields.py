@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvlab.cache.indices import count, flag
-from kvlab.common.checks import shown
+from kvlab.common.checks import count, flag, shown
 from kvlab.layout import Swizzle
 from kvlab.memory import as_dtype
 
@@ -28,11 +27,11 @@ def set_typed(params: Any, **least: int) -> None:
     >>> set_typed(Tile(0))
     Traceback (most recent call last):
         ...
-    ValueError: BN 0 must be at least 1
+    ValueError: BN is 0: must be at least 1
     >>> set_typed(Tile(64, swizzle=3))
     Traceback (most recent call last):
         ...
-    TypeError: swizzle 3 must be a Swizzle or None
+    TypeError: swizzle is 3: must be a Swizzle or None
     """
     for field in fields(params):
         name, value = field.name, getattr(params, field.name)
@@ -43,7 +42,7 @@ def set_typed(params: Any, **least: int) -> None:
         elif field.type == "np.dtype[Any]":
             value = _dtype(name, value)
         elif field.type == "Swizzle | None" and not (value is None or isinstance(value, Swizzle)):
-            raise TypeError(f"{name} {shown(value)} must be a Swizzle or None")
+            raise TypeError(f"{name} is {shown(value)}: must be a Swizzle or None")
         elif field.type == "tuple[int, int, int]":
             value = _shape(name, value)
         object.__setattr__(params, name, value)
@@ -55,10 +54,10 @@ def of_type(name: str, value: Any, kind: type[T]) -> T:
     >>> of_type("swizzle", None, Swizzle)
     Traceback (most recent call last):
         ...
-    TypeError: swizzle None must be a Swizzle
+    TypeError: swizzle is None: must be a Swizzle
     """
     if not isinstance(value, kind):
-        raise TypeError(f"{name} {shown(value)} must be a {kind.__name__}")
+        raise TypeError(f"{name} is {shown(value)}: must be a {kind.__name__}")
     return value
 
 
@@ -72,5 +71,5 @@ def _dtype(name: str, value: Any) -> np.dtype[Any]:
 def _shape(name: str, value: Any) -> tuple[int, ...]:
     """Three ints of at least 1."""
     if not isinstance(value, tuple | list) or len(value) != 3:
-        raise ValueError(f"{name} {shown(value)} must be (M, N, K)")
+        raise ValueError(f"{name} is {shown(value)}: must be (M, N, K)")
     return tuple(count(f"{name} {shown(value)}: {letter}", n, 1) for letter, n in zip("MNK", value, strict=True))

@@ -44,8 +44,8 @@ class WarpSlices(KVBuffer):
         p, depth = source.params, source.params.depth if output_depth is None else output_depth
         if not 0 < num_warps_n <= p.num_warps or depth % num_warps_n or not 0 < depth <= p.depth:
             raise ValueError(
-                f"num_warps_n {num_warps_n} must be at most the {p.num_warps} warps and divide output_depth {depth}, "
-                f"which must be at most {p.depth}"
+                f"num_warps_n is {num_warps_n}: must be at most the {p.num_warps} warps and divide output_depth {depth}"
+                f", which must be at most {p.depth}"
             )
         self.source, share = source, depth // num_warps_n
         self._first_stage = stage

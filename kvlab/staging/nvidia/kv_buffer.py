@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvlab.cache import PagedKVCache
-from kvlab.cache.indices import one_of
+from kvlab.common.checks import one_of
 from kvlab.common.drawn import Drawn
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory

@@ -41,11 +41,11 @@ class NvidiaKVParams:
                 f"dtype is {self.dtype}: must be bfloat16 or float16, what ldmatrix.trans and wgmma transpose"
             )
         if self.BN % 32 or not 32 <= self.BN <= 256:
-            raise ValueError(f"BN {self.BN} must be a multiple of 32 from 32 to 256")
+            raise ValueError(f"BN is {self.BN}: must be a multiple of 32 from 32 to 256")
         if self.depth % 8 or not 16 <= self.depth <= 256:
-            raise ValueError(f"depth {self.depth} must be a multiple of 8 from 16 to 256")
+            raise ValueError(f"depth is {self.depth}: must be a multiple of 8 from 16 to 256")
         if self.num_smem_stages < 1:
-            raise ValueError(f"num_smem_stages {self.num_smem_stages} must be at least 1")
+            raise ValueError(f"num_smem_stages is {self.num_smem_stages}: must be at least 1")
         if get_arch(self.arch).vendor != "nvidia":
             raise ValueError(f"arch {self.arch!r} is not NVIDIA's; KVBuffer is for AMD's")
 

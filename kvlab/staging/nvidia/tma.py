@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.indices import one_of
+from kvlab.common.checks import one_of
 from kvlab.hardware import (
     MmaAtom,
     PipelineState,

@@ -73,7 +73,7 @@ class ByteCells:
 
     def __init__(self, nbytes: int, warps: int, base: int = 0, unit: int = 1) -> None:
         if not 1 <= warps <= MOST_WARPS:
-            raise ValueError(f"warps {warps} must be 1 to {MOST_WARPS}")
+            raise ValueError(f"warps is {warps}: must be 1 to {MOST_WARPS}")
         if unit < 1 or nbytes % unit:
             raise ValueError(f"unit {unit}: {nbytes} bytes must be whole units")
         self.nbytes, self.warps, self.base, self.unit = nbytes, warps, base, unit

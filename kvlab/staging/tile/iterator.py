@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, as_operand
-from kvlab.cache.indices import count
+from kvlab.common.checks import count
 from kvlab.hardware.copies.tile_resource import DRAM, check_tile
 from kvlab.layout import Layout, TileTensor
 from kvlab.layout.algebra.int_tuple import flatten
@@ -169,7 +169,7 @@ class KVCacheIterator:
     def tile_start_row(self, row: Any) -> None:
         start = integers("tile_start_row", row)
         if (start < 0).any():
-            raise ValueError(f"tile_start_row {row!r} must not be negative")
+            raise ValueError(f"tile_start_row is {row!r}: must not be negative")
         self._tile_start_row = np.broadcast_to(start, self.batch_idx.shape)
 
     def next_tile(self) -> TileTensor:
@@ -241,5 +241,5 @@ def integers(name: str, value: Any) -> IntArray:
     """``value`` as int64 with at least one axis."""
     array = np.atleast_1d(value)
     if array.dtype.kind not in "iu":
-        raise ValueError(f"{name} {value!r} must be an integer or integers [programs]")
+        raise ValueError(f"{name} is {value!r}: must be an integer or integers [programs]")
     return array.astype(np.int64)

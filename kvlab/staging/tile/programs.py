@@ -27,7 +27,7 @@ def ragged_range(lo: np.ndarray[Any, Any], hi: np.ndarray[Any, Any], step: int) 
     [[0, 64], [64, 128]]
     """
     if step < 1:
-        raise ValueError(f"step {step} must be at least 1")
+        raise ValueError(f"step is {step}: must be at least 1")
     rounds = int(np.max(-(-(hi - lo) // step), initial=0))
     for i in range(rounds):
         yield lo + np.asarray(i * step, lo.dtype)

@@ -18,7 +18,7 @@ def own_or_given(smem: Memory | None, nbytes: int, programs: int, programs_of: s
     if smem is None:
         smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
     if not isinstance(smem, Memory):
-        raise TypeError(f"smem {shown(smem)} must be a Memory in shared memory")
+        raise TypeError(f"smem is {shown(smem)}: must be a Memory in shared memory")
     if smem.space is not AddressSpace.SHARED:
         raise ValueError(f"smem is {smem.space.value} memory: must be shared memory")
     if (1 if smem.programs is None else smem.programs) != programs:
@@ -58,7 +58,7 @@ def pointed(smem_ptr: UnsafePointer | None, dtype: np.dtype[Any]) -> tuple[Memor
     if smem_ptr is None:
         return None, None
     if not isinstance(smem_ptr, UnsafePointer):
-        raise TypeError(f"smem_ptr {shown(smem_ptr)} must be an UnsafePointer into shared memory")
+        raise TypeError(f"smem_ptr is {shown(smem_ptr)}: must be an UnsafePointer into shared memory")
     if smem_ptr.memory.space is not AddressSpace.SHARED:
         raise ValueError(f"smem_ptr points into {smem_ptr.memory.space.value} memory: must point into shared memory")
     if smem_ptr.dtype != dtype:
@@ -69,7 +69,7 @@ def pointed(smem_ptr: UnsafePointer | None, dtype: np.dtype[Any]) -> tuple[Memor
 def one_warp(warp_id: Any, num_warps: int) -> int | None:
     """``warp_id``, or ValueError unless it is None or one of the warps."""
     if warp_id is not None and (isinstance(warp_id, bool) or warp_id not in range(num_warps)):
-        raise ValueError(f"warp_id {warp_id!r} must be None or one of the {num_warps} warps")
+        raise ValueError(f"warp_id is {warp_id!r}: must be None or one of the {num_warps} warps")
     return warp_id
 
 

@@ -138,11 +138,11 @@ class Field:
             self.leaves = None
             array = np.asarray(source.offsets() if hasattr(source, "offsets") else source)
             if not np.issubdtype(array.dtype, np.integer):
-                raise ValueError(f"layout {source!r:.200} must give an integer array of offsets, not {array.dtype}")
+                raise ValueError(f"layout is {source!r:.200}: must give an integer array of offsets, not {array.dtype}")
             self.plain = array.reshape(1, -1) if array.ndim < 2 else array
             self.shape = self.plain.shape[0], math.prod(self.plain.shape[1:])
         if not self.shape[0] * self.shape[1]:
-            raise ValueError(f"layout {source!r:.200} must give a non-empty integer array of offsets")
+            raise ValueError(f"layout is {source!r:.200}: must give a non-empty integer array of offsets")
 
     @property
     def size(self) -> int:

@@ -56,7 +56,7 @@ class TmaCopy:
         start = (0,) * descriptor.rank if coords is None else tuple(int(x) for x in coords)
         if len(start) != descriptor.rank or start[-1] * size % 16:
             raise ValueError(
-                f"coords {start} must be {descriptor.rank}, slowest first, the last times {size} bytes a multiple of 16"
+                f"coords is {start}: must be {descriptor.rank}, slowest first, the last times {size} B a multiple of 16"
             )
         if not hasattr(tile, "corners"):
             count = int(np.prod(descriptor.smem_box[:-1]))

@@ -18,7 +18,8 @@ from operation_calls import OPERATIONS, call_of, floats
 from kvlab import attention
 from kvlab.attention import Rope, explain
 from kvlab.attention.call.operation import FLAGS, NAMES
-from kvlab.common.arrays import is_torch, to_numpy, to_torch
+from kvlab.common.arrays import to_numpy, to_torch
+from kvlab.common.torch_here import is_torch
 
 Bad = dict[str, Any]
 """By name: a value, or a function that makes one of the good value."""

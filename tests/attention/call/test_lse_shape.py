@@ -14,7 +14,8 @@ import pytest
 from kvlab import attention
 from kvlab.attention import explain, masks, merge_states
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.common.arrays import is_torch, to_numpy, to_torch
+from kvlab.common.arrays import to_numpy, to_torch
+from kvlab.common.torch_here import is_torch
 from kvlab.memory import bfloat16
 
 Array = np.ndarray[Any, Any]

@@ -18,7 +18,8 @@ from kvlab import attention
 from kvlab.attention import explain, masks
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.storage import BlockStorage
-from kvlab.common.arrays import element_strides, is_torch, to_numpy, to_torch, with_addressing_strides
+from kvlab.common.arrays import element_strides, to_numpy, to_torch, with_addressing_strides
+from kvlab.common.torch_here import is_torch
 from kvlab.hardware import TmaDescriptor, create_kv_tile
 from kvlab.hardware.copies.tma_tile import fold_kv_descriptor
 from kvlab.layout import TileTensor

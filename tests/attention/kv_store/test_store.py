@@ -292,7 +292,7 @@ def test_granularity_that_is_no_number_of_dims() -> None:
     x = Store(cache="fp8", scale="own", granularity=16).build()
     for wrong in (0, -16, 1.5, "16"):
         x.more["k_granularity"] = wrong
-        with pytest.raises(ValueError, match=f"k_granularity is '?{wrong}'? must be"):
+        with pytest.raises(ValueError, match=f"k_granularity is '?{wrong}'?: must be"):
             x.run()
 
 

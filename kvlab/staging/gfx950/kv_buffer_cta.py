@@ -33,7 +33,7 @@ from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 from kvlab.staging.tile.tile_walk import TileWalk, expect_fetched
 
 from .mfma_product import mma_step_by_step
-from .strips import Strips, eights, query_fragments
+from .strips import Strips, StripShape, eights, query_fragments
 
 WARPS, STAGES = 4, 2
 Array = np.ndarray[Any, Any]
@@ -41,22 +41,9 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class KVBufferShape:
-    """Sizes of the tile: BM query rows, BN keys, D columns of K and DV of V (D if None; 0: no such part).
+class KVBufferShape(StripShape):
+    """Sizes of the tile. stages : of K and V; with one nothing is fetched ahead."""
 
-    dtype : of Q, and of K where it is multiplied. stored : of K and V in DRAM. weights : of P, and of V where it is
-    multiplied. Each as ``dtype`` if None. columns : of Q in DRAM, D if None; those of K and V are told by the tiles,
-    which may have fewer than D or DV. stages : of K and V; with one nothing is fetched
-    ahead."""
-
-    BM: int
-    BN: int
-    D: int
-    dtype: np.dtype[Any]
-    DV: int | None = None
-    stored: np.dtype[Any] | None = None
-    weights: np.dtype[Any] | None = None
-    columns: int | None = None
     stages: int = STAGES
 
     def __post_init__(self) -> None:
@@ -66,34 +53,19 @@ class KVBufferShape:
             raise ValueError(f"{self}: BM must be a multiple of {32 * WARPS}, BN of {BK}, D and DV {depths}")
 
     @property
-    def v_depth(self) -> int:
-        """DV."""
-        return self.D if self.DV is None else self.DV
-
-    @property
-    def p_dtype(self) -> np.dtype[Any]:
-        """Of P and of V where they are multiplied."""
-        return self.dtype if self.weights is None else self.weights
-
-    @property
-    def dram_dtype(self) -> np.dtype[Any]:
-        """Of K and V in DRAM."""
-        return self.dtype if self.stored is None else self.stored
-
-    @property
     def mma_shape(self) -> tuple[int, int, int]:
         """Of the instruction for K and V as they are stored, whose fragments a lane reads."""
-        return (32, 32, 64) if self.dram_dtype.itemsize == 1 else (32, 32, 16)
+        return (32, 32, 64) if self.kv_dtype.itemsize == 1 else (32, 32, 16)
 
     @property
     def BK(self) -> int:
         """Columns or keys of a strip."""
-        return 64 if self.dram_dtype.itemsize == 1 else 32
+        return 64 if self.kv_dtype.itemsize == 1 else 32
 
     def params(self, kv_num_heads: int, *, transpose: bool) -> KVBufferParams:
         """The parameters of the K (``transpose``) or V buffer; K is swizzled."""
         return KVBufferParams(
-            self.dram_dtype, self.mma_shape, Swizzle(3, 0, 4, "vector") if transpose else None, BN=self.BN, WN=self.BN,
+            self.kv_dtype, self.mma_shape, Swizzle(3, 0, 4, "vector") if transpose else None, BN=self.BN, WN=self.BN,
             BK=self.BK, num_threads=WARPS * WARP_SIZE, depth=self.D if transpose else self.v_depth,
             kv_num_heads=kv_num_heads, transpose=transpose, num_smem_stages=self.stages,
         )
@@ -120,7 +92,7 @@ class KVBufferCTA(LaunchedCTA):
         self, shape: KVBufferShape, k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any, traffic: Traffic
     ) -> None:
         self.shape = shape
-        heads, size = k_rows.kv_params.num_heads, shape.dram_dtype.itemsize
+        heads, size = k_rows.kv_params.num_heads, shape.kv_dtype.itemsize
         parts = [shape.params(heads, transpose=t) for t, n in ((True, shape.D), (False, shape.v_depth)) if n]
         sizes = [shape.stages * part.smem_stage_size * size for part in parts]
         super().__init__(sum(sizes), WARPS, "gfx950", len(batch_idx), traffic)
@@ -146,7 +118,7 @@ class KVBufferCTA(LaunchedCTA):
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into registers; invalid rows are 0."""
         layout, dtype = kv_buffer_operand_map(self.k.params, self.shape.BM), self.shape.dtype
-        columns = self.shape.D if self.shape.columns is None else self.shape.columns
+        columns = self.shape.q_columns
         self.traffic.move("DRAM->registers", int(valid.sum()) * columns * dtype.itemsize)
         return query_fragments(dram, offset, valid, layout, dtype, self.k.params.simd_width, columns)
 
@@ -173,7 +145,7 @@ class KVBufferCTA(LaunchedCTA):
         """O += P V: P rounded to its dtype where it lies."""
         P, threads, _, regs = p.values.shape
         tiles = p.values.astype(self.shape.p_dtype).reshape(P, threads, self.shape.BN // 32, -1, regs)
-        if self.shape.dram_dtype.itemsize == 1:  # a fragment has the keys of two score tiles
+        if self.shape.kv_dtype.itemsize == 1:  # a fragment has the keys of two score tiles
             pairs = tiles.reshape(P, threads, self.shape.BN // 64, 2, -1, regs).swapaxes(3, 4)
             operand = pairs.reshape(P, threads, -1, 2 * regs)  # strip, query tile
         else:
@@ -234,7 +206,7 @@ class KVBufferCTA(LaunchedCTA):
     def _multiply(self, operand: Array, strips: Strips, c: Fragments, dtype: np.dtype[Any]) -> Fragments:
         """C += operand x strips in ``dtype``, k group after k group."""
         a, b = strips.steps(operand, self.shape.BK // self.shape.mma_shape[2])
-        if dtype != self.shape.dram_dtype:  # fragments of e4m3, converted: those of several 16-bit instructions
+        if dtype != self.shape.kv_dtype:  # fragments of e4m3, converted: those of several 16-bit instructions
             a, b = (eights(x.astype(dtype)) for x in (a, b))
         atom = mfma_atom((32, 32, 64) if dtype.itemsize == 1 else (32, 32, 16), dtype)
         return c.with_values(mma_step_by_step(atom, a, b, c.values))

@@ -29,7 +29,7 @@ from kvlab.staging.tile.rows_over_warps import RowsOverWarps
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
 from .mfma_product import mma_step_by_step
-from .strips import Strips, query_fragments
+from .strips import Strips, StripShape, query_fragments
 
 WARPS = 4
 Array = np.ndarray[Any, Any]
@@ -37,31 +37,14 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class MfmaShape:
-    """Sizes of the tile: BM query rows, BN keys, D columns of K and DV of V (D if None; 0: no such part); strips of
-    BK.
+class MfmaShape(StripShape):
+    """Sizes of the tile, in strips of BK; e4m3 is converted in registers."""
 
-    columns : of Q in DRAM, D if None; those of K and V are told by the tiles, which may have fewer than D or DV.
-    dtype : of Q, of P, and of K and V where they are multiplied. stored : of K and V in DRAM and shared memory,
-    ``dtype`` if None; e4m3 is converted in registers."""
-
-    BM: int
-    BN: int
-    D: int
-    dtype: np.dtype[Any]
     BK: int = 32
-    DV: int | None = None
-    columns: int | None = None
-    stored: np.dtype[Any] | None = None
 
     def __post_init__(self) -> None:
         if self.BM % 16 or any(n % (16 * WARPS) for n in (self.BN, self.D, self.v_depth)):
             raise ValueError(f"{self}: BM must be a multiple of 16, BN and D of {16 * WARPS}, and so DV")
-
-    @property
-    def v_depth(self) -> int:
-        """DV."""
-        return self.D if self.DV is None else self.DV
 
     @property
     def atom(self) -> MmaAtom:
@@ -76,11 +59,6 @@ class MfmaShape:
     def k_groups(self) -> int:
         """Matrix instructions along the contraction of a strip."""
         return self.BK // self.mma_shape[2]
-
-    @property
-    def kv_dtype(self) -> np.dtype[Any]:
-        """Of K and V in DRAM and shared memory."""
-        return self.dtype if self.stored is None else self.stored
 
     def params(self, kv_num_heads: int, *, transpose: bool, dtype: np.dtype[Any] | None = None) -> KVBufferParams:
         """The parameters of the K (``transpose``) or V buffer, of elements as they are stored or of another ``dtype``.
@@ -138,7 +116,7 @@ class MfmaCTA(RowsOverWarps):
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) straight into every warp's registers, or zeros."""
         layout, dtype = operand_map(self.k.params, self.shape.BM), self.shape.dtype
-        columns = self.shape.D if self.shape.columns is None else self.shape.columns
+        columns = self.shape.q_columns
         self.traffic.move("DRAM->registers", int(valid.sum()) * columns * dtype.itemsize)
         return query_fragments(dram, offset, valid, layout, dtype, columns=columns)
 

@@ -14,6 +14,45 @@ from kvlab.staging.tile.fragments import FragmentMap, Fragments
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True)
+class StripShape:
+    """Sizes of a tile: BM query rows, BN keys, D columns of K and DV of V (D if None; 0: no such part).
+
+    dtype : of Q, and of K where it is multiplied. stored : of K and V in DRAM and LDS. weights : of P, and of V where
+    it is multiplied. Each as ``dtype`` if None. columns : of Q in DRAM, D if None; those of K and V are told by the
+    tiles, which may have fewer than D or DV.
+    """
+
+    BM: int
+    BN: int
+    D: int
+    dtype: np.dtype[Any]
+    DV: int | None = None
+    stored: np.dtype[Any] | None = None
+    weights: np.dtype[Any] | None = None
+    columns: int | None = None
+
+    @property
+    def v_depth(self) -> int:
+        """Columns of V."""
+        return self.D if self.DV is None else self.DV
+
+    @property
+    def q_columns(self) -> int:
+        """Columns of Q in DRAM."""
+        return self.D if self.columns is None else self.columns
+
+    @property
+    def p_dtype(self) -> np.dtype[Any]:
+        """Dtype of P and of V where they are multiplied."""
+        return self.dtype if self.weights is None else self.weights
+
+    @property
+    def kv_dtype(self) -> np.dtype[Any]:
+        """Dtype of K and V in DRAM and LDS."""
+        return self.dtype if self.stored is None else self.stored
+
+
 @dataclass(frozen=True, eq=False)
 class Strips:
     """The registers ``[programs, threads, strips, registers, frag]`` of a tile's strips, each laid out by ``map``;

@@ -44,6 +44,14 @@ def test_dotted_names_are_importable(page: Path) -> None:
         assert hasattr(importlib.import_module(module), member), name
 
 
+def test_the_recipe_of_a_feature_lists_its_files() -> None:
+    """A law: the files of the room that name the feature of the recipe, and no other."""
+    recipe = (ROOT / "docs" / "recipes.md").read_text().partition("## A feature")[2].partition("\n## ")[0]
+    room = ROOT / "kvlab" / "attention" / "features"
+    naming = {path.name for path in room.glob("*.py") if re.search(r"\btemperature\b", path.read_text())}
+    assert set(re.findall(r"`kvlab/attention/features/(\w+\.py)`", recipe)) == naming
+
+
 def test_the_glossary_is_in_order() -> None:
     words = re.findall(r"^\| (\S[^|]*?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)[1:]
     assert words == sorted(words, key=str.lower)

@@ -109,9 +109,9 @@ class PartitionedCTA(LaunchedCTA):
             places.nbytes, places.warps, "sm_90", None, traffic, traced=traced, cells=places.cells,
             partitions=places.partitions,
         )
-        self.start()
+        self.start(C)
 
-    def start(self) -> None:
+    def start(self, C: Any) -> None:
         """Makes the mbarriers of a kernel, before its partitions begin."""
 
     def barriers(self, name: str, n: int, arrivals: int = 1) -> list[AsyncBarrier]:

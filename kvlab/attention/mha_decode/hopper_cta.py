@@ -40,11 +40,8 @@ class HopperDecodeCTA(PartitionedCTA):
     buffer = "TMA boxes into a ring of swizzled rows; ldmatrix"
     p_path = "registers"
 
-    C: HopperDecodeConstants
-
-    def start(self) -> None:
+    def start(self, C: HopperDecodeConstants) -> None:
         """Makes the mbarriers."""
-        C = self.C
         self.keys = C.BN // 4
         self.full, self.free = self.barriers("full", C.NB), self.barriers("free", C.NB)
 

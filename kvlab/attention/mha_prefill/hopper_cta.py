@@ -26,11 +26,8 @@ class HopperPrefillCTA(PartitionedCTA):
     buffer = "TMA boxes into a ring of swizzled panels; matrix descriptors"
     p_path = "registers"
 
-    C: HopperPrefillConstants
-
-    def start(self) -> None:
+    def start(self, C: HopperPrefillConstants) -> None:
         """Makes the mbarriers."""
-        C = self.C
         *self.consumers, self.transposer, self.producer = self.places.partitions.values()
         self.q_full = self.barriers("q full", C.NQ * C.NC)
         self.q_free = self.barriers("q free", C.NQ * C.NC, 2 if C.ITEM == 1 else 1)

@@ -27,11 +27,8 @@ class HopperMLACTA(PartitionedCTA):
     buffer = "TMA boxes into a ring of swizzled panels; matrix descriptors; V is read from K's"
     p_path = "registers of the leader, shared memory for the follower"
 
-    C: HopperMLAConstants
-
-    def start(self) -> None:
+    def start(self, C: HopperMLAConstants) -> None:
         """Makes the mbarriers."""
-        C = self.C
         self.leader, self.follower, self.producer = self.places.partitions.values()
         self.q_full, self.q_free = self.hazards.mbarrier("q full"), self.hazards.mbarrier("q free")
         # Barriers of bar.arrive and bar.sync: every warp arrives.

@@ -24,7 +24,8 @@ from kvlab.common.opaque import opaque
 P = ParamSpec("P")
 R = TypeVar("R")
 
-FLAGS = {"return_lse": False, "base2": False, "batch_invariant": False, "causal": True, "check": True}
+FLAGS = {"return_lse": False, "base2": False, "batch_invariant": False, "balanced": False, "causal": True,
+         "check": True}
 """The keywords that are True or False, and whether they may be None."""
 NAMES = ("backend", "arch", "kv_layout")
 """The keywords that are names."""

@@ -58,6 +58,7 @@ class DecodeOptions(FeatureOptions, SplitOptions, total=False):
     """Keywords of ``mha_decode_paged``."""
 
     backend: Backend
+    balanced: bool
 
 
 class StreamingOptions(FeatureOptions, SplitOptions, total=False):

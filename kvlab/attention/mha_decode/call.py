@@ -22,10 +22,11 @@ from kvlab.common.arrays import element_strides
 from kvlab.common.checks import require
 from kvlab.common.torch_here import is_torch
 
+from .balanced.config import balanced_config
 from .config import choose_config, problem_of
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
 
-MAX_TOKENS = 4
+MAX_TOKENS, MAX_TOKENS_BALANCED = 4, 16
 
 class PagedDecode(Call[Any]):
     """A decode over pages of K and V ``[pages, page_size, Hkv, ..]``; siblings take q and out as ``[B, S, Hq, ..]``."""
@@ -42,6 +43,7 @@ class PagedDecode(Call[Any]):
     out_may_be = "q"
     num_splits: int | None = None
     mask_value: float = MASK_VALUE
+    balanced: bool = False
     q: Any
     k_cache: Any
     v_cache: Any
@@ -50,7 +52,10 @@ class PagedDecode(Call[Any]):
 
     def check_arguments(self, sizes: Sizes) -> None:
         q, tokens = self.q, sizes.get("S", 1)
-        require(1 <= tokens <= MAX_TOKENS, f"q has {tokens} new tokens a sequence", f"1 to {MAX_TOKENS}")
+        fixed = [name for name in ("num_splits", "batch_invariant") if self.balanced and getattr(self, name)]
+        require(not fixed, f"{' and '.join(fixed)} with balanced=True", "left out: units follow from all lengths")
+        most = MAX_TOKENS_BALANCED if self.balanced else MAX_TOKENS
+        require(1 <= tokens <= most, f"q has {tokens} new tokens a sequence", f"1 to {most}")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
         check_pages(caches)
         check_heads(q, caches)
@@ -79,7 +84,7 @@ class PagedDecode(Call[Any]):
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         (q, k_cache, v_cache, table, _), features = self.arrays, self.features
         problem = problem_of(q, k_cache, v_cache, table)
-        lacks = hopper_lacks(q, k_cache, v_cache, problem, features)
+        lacks = "balanced=True" if self.balanced else hopper_lacks(q, k_cache, v_cache, problem, features)
         chosen, reason, hopper = choose_with_hopper(q, self.backend, lacks, hopper_declined(problem), SUPPORTED)
         emulated = self.arch if chosen == "emulator" else None
         splits: dict[str, Any] = {"num_splits": self.num_splits, "batch_invariant": self.batch_invariant}
@@ -95,8 +100,13 @@ class PagedDecode(Call[Any]):
         target = target_of(q, emulated)
         config = choose_config(
             problem, processors=target.processors, arch=target.arch, shared=target.shared, heavy=features.heavy,
-            biased=features.mask.bias is not None, **splits,
+            biased=features.mask.bias is not None, **splits | ({"num_splits": 1} if self.balanced else {}),
         )
+        if self.balanced:
+            shared = balanced_config(config, problem, processors=target.processors)
+            side = {"triton": "kernel", "reference": "reference"}.get(chosen, chosen)
+            sibling = chosen if chosen == "reference" else f"balanced.{side}"
+            return Explanation("mha_decode", chosen, reason, shared, shared.grid(problem), emulated), problem, sibling
         return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated), problem, chosen
 
     def check_values(self) -> None:

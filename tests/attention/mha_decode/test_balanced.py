@@ -16,9 +16,15 @@ from decode_cases import Case
 from feature_cases import FP8, FeatureCase
 from yardsticks import assert_accurate, bits
 
+from kvlab.attention import explain, mha_decode_paged
 from kvlab.attention.mha_decode import emulator as unsplit
 from kvlab.attention.mha_decode.balanced import emulator
-from kvlab.attention.mha_decode.balanced.config import TWINS, BalancedConfig, balanced_config
+from kvlab.attention.mha_decode.balanced.config import (
+    TWINS,
+    BalancedConfig,
+    balanced_config,
+    register_limit,
+)
 from kvlab.attention.mha_decode.config import choose_config, problem_of
 from kvlab.mirror import check, check_sources, lockstep
 from kvlab.mirror.twin import module_file
@@ -105,6 +111,31 @@ def test_the_lengths_fix_the_order_of_sums() -> None:
     assert bits(changed[1:]) == bits(one[0][1:])
 
 
+@pytest.mark.interpreter
+@pytest.mark.parametrize("backend", ["emulator", "triton", "reference"])
+def test_the_public_call(backend: str) -> None:
+    """Drafts of up to 16 tokens, too; the choice is told beforehand."""
+    x = Case((300, 0, 40, 129), S=5, D=64).build()
+    out, lse = mha_decode_paged(*x.arrays, balanced=True, backend=backend, return_lse=True)
+    assert_accurate(x, out, lse)
+    told = explain(mha_decode_paged, *x.arrays, balanced=True, backend=backend)
+    assert told.config.schedule.programs == 396
+    assert told.grid == (396,)
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"balanced": 1}, "balanced is 1: must be True or False"),
+    ({"balanced": True, "num_splits": 2}, "num_splits with balanced=True"),
+    ({"balanced": True, "batch_invariant": True}, "batch_invariant with balanced=True"),
+    ({"balanced": True, "backend": "hopper"}, "balanced=True"),
+    ({}, "q has 5 new tokens a sequence: must be 1 to 4"),
+])
+def test_bad_calls(options: dict[str, Any], words: str) -> None:
+    x = Case((30,), S=5).build()
+    with pytest.raises(ValueError, match=words):
+        mha_decode_paged(*x.arrays, **options)
+
+
 HEAVY: dict[str, Any] = {"softcap": 3.0, "sinks": True, "alibi": "head"}
 FEATURES = [
     (FeatureCase((150, 0, 400), heads=(2, 1), window=70, S=2, **HEAVY), 4),
@@ -182,7 +213,7 @@ def compiled(case: Case, target: str, name: str) -> Any:
     if name == "walk":
         ptx = target.startswith("sm_")
         arguments["C"] = arguments["C"]._replace(PTX=ptx)
-        arguments |= config.limits(problem) if ptx else {}
+        arguments |= register_limit(config.tiles, problem) if ptx else {}
     return as_launched(caught[name].fn, arguments, target)
 
 

@@ -64,13 +64,6 @@ class BalancedConfig:
         """Programs. The lengths have no part in it: a CUDA graph may be replayed."""
         return self.schedule.grid(problem.kv_heads)
 
-    def limits(self, problem: DecodeProblem) -> dict[str, int]:
-        """Registers of a thread, where three programs of four warps shall find room on an SM: what does not fit is put
-        aside between units, not in the loop over the keys.
-        """
-        small = self.tiles.num_warps == 4 and max(problem.widths) <= 128 and problem.itemsize <= 2
-        return {"maxnreg": 168} if small else {}
-
     def join_grid(self, problem: DecodeProblem) -> tuple[int, int, int]:
         """Programs that merge: one for each token, query head, and piece of columns."""
         return merge_grid(problem.batch, problem.tokens, problem.q_heads, problem.v_dim)
@@ -87,9 +80,12 @@ def schedule_problem(problem: DecodeProblem, left: int, right: int) -> ScheduleP
     )
 
 
-def balanced_config(tiles: DecodeConfig, problem: DecodeProblem, *, processors: int = 132, ctas: int = 3,
-                    block: int = 16, overhead: int = 4, least: int = 12) -> BalancedConfig:
-    """The configuration for tiles that were chosen: ``ctas`` programs for each of the processors.
+def balanced_config(
+    tiles: DecodeConfig, problem: DecodeProblem, *, processors: int = 132, ctas: int | None = None, block: int = 16,
+    overhead: int = 4, least: int = 12,
+) -> BalancedConfig:
+    """The configuration for tiles that were chosen: ``ctas`` programs for each of the processors, by default three
+    where registers have room for them, two of other small tiles, and one of eight warps.
 
     >>> problem = DecodeProblem(batch=64, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=16, max_keys=32768)
@@ -98,5 +94,15 @@ def balanced_config(tiles: DecodeConfig, problem: DecodeProblem, *, processors: 
     >>> config.grid(problem), config.join_grid(problem), config.parts(problem)
     ((392,), (64, 32, 1), 64)
     """
+    if ctas is None:
+        ctas = 3 if register_limit(tiles, problem) else 2 if tiles.num_warps == 4 else 1
     schedule = ScheduleConfig(processors * ctas, tiles.BM, tiles.row_tiles, block, overhead, least)
     return BalancedConfig(tiles, schedule)
+
+
+def register_limit(tiles: DecodeConfig, problem: DecodeProblem) -> dict[str, int]:
+    """Registers of a thread, where three programs of four warps shall find room on an SM: what does not fit is put
+    aside between units, not in the loop over the keys.
+    """
+    small = tiles.num_warps == 4 and max(problem.widths) <= 128 and problem.itemsize <= 2
+    return {"maxnreg": 168} if small else {}

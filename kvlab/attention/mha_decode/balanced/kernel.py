@@ -49,7 +49,7 @@ from kvlab.common.arrays import with_addressing_strides
 from kvlab.triton_support.interpreter import is_interpreted
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
-from .config import BalancedConfig, schedule_problem
+from .config import BalancedConfig, register_limit, schedule_problem
 
 
 class WalkSizes(NamedTuple):
@@ -294,7 +294,7 @@ def launch(
             scale * LOG2E * f.scales.q.number * f.scales.k.number, f.scales.v.number, feature_numbers(f), sizes,
             RowStrides(*of_q), PageStrides(*of_k), PageStrides(*of_v), RowStrides(*of_o), RowStrides(*lse.stride()),
             PartStrides(*of_part), PartStrides(*part_lse.stride()), C=constants, num_warps=tiles.num_warps,
-            num_stages=tiles.num_stages, **(config.limits(problem) if ptx else {}),
+            num_stages=tiles.num_stages, **(register_limit(tiles, problem) if ptx else {}),
         )
     _merge(problem, config, sizes, work, (part, part_lse, out, lse), again)
     return out, lse

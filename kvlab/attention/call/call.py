@@ -66,7 +66,6 @@ class Call(Generic[R]):
     """The scales that may lie as the pages of a cache do."""
 
     scale: float | None = None
-    softcap: float = 0.0
     return_lse: bool = False
     base2: bool = False
     out: Any = None

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
+import textwrap
 import typing
 from collections.abc import Callable
 from types import MethodType, ModuleType
@@ -18,6 +20,7 @@ import numpy as np
 
 from kvlab.attention.call.call import Call
 from kvlab.attention.call.explain import Explanation
+from kvlab.attention.features.options import DEFAULTS, DOCUMENTATION
 from kvlab.common.checks import require, shown
 from kvlab.common.opaque import opaque
 
@@ -53,7 +56,8 @@ class PublicOperation(Generic[P, R]):
     __signature__: inspect.Signature
 
     def __init__(self, function: Callable[P, Call[R]]) -> None:
-        function.__signature__ = shown_signature(function)  # type: ignore[attr-defined]
+        function.__signature__ = signature = shown_signature(function)  # type: ignore[attr-defined]
+        function.__doc__ = with_features(function.__doc__ or "", list(signature.parameters))
         functools.update_wrapper(self, function)
         self.keywords = frozenset(self.__signature__.parameters)
 
@@ -104,12 +108,33 @@ def shown_signature(function: Callable[..., Any]) -> inspect.Signature:
         (options,) = typing.get_args(eval(home.__annotations__["options"], home.__globals__))
         for name, hint in options.__annotations__.items():
             if name not in signature.parameters:
-                default = getattr(call, name, None)
+                default = getattr(call, name, DEFAULTS.get(name))
                 words = getattr(hint, "__forward_arg__", hint)
                 parameters.append(
                     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=words)
                 )
     return signature.replace(parameters=parameters, return_annotation=call.returns)
+
+
+def with_features(text: str, keywords: list[str]) -> str:
+    """A docstring whose line ``{features}`` is replaced by the features among the keywords, as their files tell them;
+    what the text tells itself is left out. ``{features:13}``: column of the words.
+
+    >>> with_features("    {features:9}", ["q", "softcap"])
+    '    softcap  0, or c of ``c tanh(scores / c)``'
+    """
+
+    def lines(found: re.Match[str]) -> str:
+        indent, width = found[1], int(found[2])
+        told = [
+            textwrap.fill(words, 120, initial_indent=f"{indent}{names + '  ':<{width}}",
+                          subsequent_indent=indent + " " * width, break_long_words=False, break_on_hyphens=False)
+            for names, words in DOCUMENTATION.items()
+            if names.split(", ")[0] in keywords and not re.search(rf"(?m)^ *{names.split(', ')[0]}\b", text)
+        ]
+        return "\n".join(told)
+
+    return re.sub(r"(?m)^( *)\{features:(\d+)\}$", lines, text)
 
 
 def checked_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:

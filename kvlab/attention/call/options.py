@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
+from kvlab.attention.features.options import FeatureOptions, LatentFeatureOptions
 from kvlab.attention.features.rope import Rope
 from kvlab.staging import Traffic
 
@@ -12,24 +13,6 @@ PortableBackend = Literal["auto", "reference", "emulator", "triton"]
 Arch = Literal["sm_80", "sm_90", "gfx950"]
 KVLayout = Literal["NHD", "HND"]
 Arithmetic = Literal["float32", "chip"]
-
-
-class LatentFeatureOptions(TypedDict, total=False):
-    """The features of a call whose V is a part of K."""
-
-    mask: Any
-    window: Any
-    softcap: float
-    sinks: Any
-    alibi_slopes: Any
-    q_scale: Any
-    k_scale: Any
-
-
-class FeatureOptions(LatentFeatureOptions, total=False):
-    """The features of a call."""
-
-    v_scale: Any
 
 
 class RunOptions(TypedDict, total=False):

@@ -7,15 +7,22 @@ from typing import Any, TypedDict
 from . import alibi, scales, sinks, softcap, temperature
 
 
-class FeatureOptions(TypedDict, total=False):
-    """Keywords that change scores and values; ``DOCUMENTATION`` says what each is."""
+class LatentFeatureOptions(TypedDict, total=False):
+    """Keywords that change scores, for calls whose V is a part of K; ``DOCUMENTATION`` says what each is."""
 
+    mask: Any
+    window: Any
     softcap: float
     sinks: Any
     alibi_slopes: Any
     temperature: Any
     q_scale: Any
     k_scale: Any
+
+
+class FeatureOptions(LatentFeatureOptions, total=False):
+    """Keywords that change scores and values."""
+
     v_scale: Any
 
 

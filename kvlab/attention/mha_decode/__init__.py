@@ -55,12 +55,7 @@ def mha_decode_paged(
     mask         None: new token i of S sees the keys below ``seq_len - S + 1 + i`` (causal, aligned at the end); or a
                  mask of :mod:`kvlab.attention.masks`
     window       with mask None or besides it: a number of keys, the query's own among them, or ``(left, right)``
-    softcap      0, or c of ``c tanh(scores / c)``
-    sinks        None, or a logit for each query head ``[Hq]`` that takes part in the softmax without a value; counted
-                 once whatever the splits
-    alibi_slopes  float32 ``[Hq]`` or ``[B, Hq]``: slope times the distance of query and key is subtracted from scores
-    q_scale, k_scale, v_scale  of e4m3 arrays: a number, float32 ``[Hkv]``, or, for K and V, of each token and head
-                 ``[pages, page_size, Hkv]``; the true K is ``k_cache * k_scale``. Ignored for other dtypes
+    {features:13}
     return_lse   return ``(out, lse)`` with lse ``[B, Hq]`` or ``[B, S, Hq]``, natural log (base2: that of 2), float32
     out          where to write the output ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3); a new array by default. It
                  may be q itself, and shares no memory with anything else

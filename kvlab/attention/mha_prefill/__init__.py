@@ -33,10 +33,7 @@ def mha_prefill(
     mask    None, or a mask of :mod:`kvlab.attention.masks` or of your own, which tells alone what a query sees; with
             ``causal=True`` or a window both must show the key. One of your own over ragged or paged tensors on a GPU
             reads the lengths, which waits for the GPU
-    softcap  0, or c of ``c tanh(scores / c)``
-    sinks   None, or a logit for each query head ``[Hq]`` that takes part in the softmax without a value
-    alibi_slopes  None, or float32 ``[Hq]`` or ``[B, Hq]``: times ``|p - key|``, subtracted from the scores after
-            softcap
+    {features:8}
     q_scale, k_scale, v_scale  None, a number, or float32 ``[Hkv]`` that float8_e4m3fn values are to be multiplied by;
             for K and V also one for each token and head, of their shape without the last axis. Ignored for other dtypes
     return_lse  return ``(out, lse)`` with lse ``[B, S, Hq]`` or ``[total, Hq]``, natural log, float32

@@ -63,9 +63,7 @@ def mla_decode_paged(
                  :class:`~kvlab.attention.masks.Mask` in place of that
     window       None; a number of keys, the token's own among them; or ``(left, right)`` keys beside its position, None
                  for no bound. Pages outside it are not read
-    softcap      0, or c of ``c tanh(scores / c)``
-    sinks        None, or a logit for each head ``[H]`` that takes part in the softmax without a value
-    alibi_slopes None, or float32 ``[H]`` or ``[B, H]``: scores less slope times the distance
+    {features:13}
     q_scale      of q in e4m3: a number or float32 ``[1]``
     k_scale      what e4m3 columns are multiplied by, as K and as V: a number, float32 ``[1]``, or each token's
                  ``[pages, page_size, 1]``; ignored for other caches

@@ -71,9 +71,7 @@ def mla_prefill_paged(
                  ``causal=True`` or a window both must show the key
     window       None; with causal a number of keys, the query's own among them; or ``(left, right)`` keys beside that
                  of the query, None for no bound
-    softcap      0, or c of ``c tanh(scores / c)``
-    sinks        None, or a logit for each head ``[H]`` that takes part in the softmax without a value
-    alibi_slopes None, or float32 ``[H]`` or ``[B, H]``: scores less slope times the distance
+    {features:13}
     q_scale, k_scale, v_scale  what q, k and v in float8_e4m3fn are multiplied by: a number, float32 ``[H]``, for k and
                  v also each token's and head's ``[total_k, H]``. Ignored for other dtypes
     rope_scale   of a rope part in float8_e4m3fn: a number, float32 ``[1]``, or each token's ``[pages, page_size, 1]``.

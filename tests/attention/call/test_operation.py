@@ -13,6 +13,7 @@ import inspect
 import pickle
 import pkgutil
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ import pytest
 
 import kvlab
 from kvlab import attention
+from kvlab.attention.features.options import DEFAULTS
 
 ROOT = Path(kvlab.__file__).parents[1]
 FOLDERS = [name for name in attention.__all__ if isinstance(sys.modules.get(f"kvlab.attention.{name}"), type(sys))
@@ -105,6 +107,20 @@ def test_help_shows_the_signature_and_the_text_and_doctest_finds_it(name: str) -
     home = importlib.import_module(operation.__module__)
     found = {test.name: test for test in doctest.DocTestFinder().find(home)}
     assert found[f"{home.__name__}.{name}"].examples
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_help_tells_every_feature_by_the_words_of_its_file(name: str) -> None:
+    """Each keyword of the signature that is a feature's has a line of the text; keywords have their defaults."""
+    operation: Any = getattr(attention, name)
+    text, keywords = inspect.getdoc(operation) or "", inspect.signature(operation).parameters
+    assert "{features" not in text
+    if "mask" not in keywords or "options" in text:  # those of another form
+        return
+    for feature, default in DEFAULTS.items():
+        if feature in keywords:
+            assert keywords[feature].default == default
+            assert re.search(rf"^[\w, ]*\b{feature}\b", text, re.MULTILINE) or re.search("The (rest|other)", text), feature
 
 
 def test_an_operation_in_a_class_is_bound_as_a_function() -> None:

@@ -128,6 +128,22 @@ def _check_byte_order(array: Any, name: str) -> None:
         )
 
 
+def add_axis(array: Any, axis: int) -> Any:
+    """View with an axis of extent 1 more; None of None."""
+    if array is None:
+        return None
+    return array.unsqueeze(axis) if is_torch(array) else np.expand_dims(array, axis)
+
+
+def drop_axis(array: Any, axis: int) -> Any:
+    """View of the first along an axis.
+
+    >>> drop_axis(add_axis(np.zeros((4, 8)), 1), 1).shape
+    (4, 8)
+    """
+    return array.select(axis, 0) if is_torch(array) else array[(slice(None),) * axis + (0,)]
+
+
 def overlaps(a: Any, b: Any) -> bool:
     """Tells whether two arrays of one library and device have a byte in common.
 

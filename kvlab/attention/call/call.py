@@ -23,6 +23,7 @@ from kvlab.attention.call.options import Arch, Arithmetic, FeatureOptions
 from kvlab.attention.features.intervals import window_interval
 from kvlab.attention.features.masks import resolve_mask
 from kvlab.attention.features.resolve import Features, in_base, kv_view, resolve_features
+from kvlab.common.arrays import drop_axis
 from kvlab.common.torch_here import is_torch
 from kvlab.hardware import chip
 from kvlab.staging import Traffic
@@ -33,10 +34,6 @@ FEATURES = FeatureOptions.__annotations__.keys()
 SIBLINGS = {"triton": "kernel:launch", "reference": "reference:reference"}
 """Backend -> module and function in an operation's folder, where it is not the launch function of a module so called.
 """
-TOKEN = (slice(None), 0)
-"""The index that takes away the axis of tokens where there is one for each sequence."""
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Plan that calls share which differ in nothing but the addresses and values of their arrays; it holds no array.
@@ -84,8 +81,8 @@ class Call(Generic[R]):
     arrays: tuple[Any, ...]
     into: Any = None
     features: Features = Features()
-    dropped: Any = None
-    """The index that takes away an axis of the results which the siblings have and the caller does not."""
+    dropped: int | None = None
+    """The axis of results which siblings have and the caller does not."""
     base2_by_siblings: ClassVar[bool] = False
     """True where siblings take ``base2``."""
     out_may_be: ClassVar[str] = ""
@@ -229,9 +226,9 @@ class Call(Generic[R]):
 
     def results(self, *found: Any) -> R:
         """The caller's results, of those that a sibling ``found``."""
-        (result, lse), index = found, self.dropped
-        answer: Any = self.out if self.out is not None else result if index is None else result[index]
+        (result, lse), axis = found, self.dropped
+        answer: Any = self.out if self.out is not None else result if axis is None else drop_axis(result, axis)
         if self.return_lse:
-            lse = lse if index is None else lse[index]
+            lse = lse if axis is None else drop_axis(lse, axis)
             answer = answer, in_base(lse, self.base2 and not self.base2_by_siblings)
         return answer

@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 from kvlab.attention.features import masks
-from kvlab.common.arrays import wants_grad
 from kvlab.common.torch_here import torch_here
 
 T = TypeVar("T")
@@ -77,19 +76,19 @@ def _gather(arguments: tuple[Any, ...], facts: list[Any]) -> bool:
     tensors = () if torch is None else (torch.Tensor, torch.nn.Parameter)
     for x in arguments:
         kind = type(x)
-        facts.append(kind)
         if x is None:
-            continue
-        if kind in tensors:
+            facts.append(kind)
+        elif kind in tensors:
             if x.layout is not torch.strided or x.is_neg() or x.is_conj():
                 return False
-            facts += (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % ALIGNMENT, wants_grad(x))
+            wants = x.requires_grad and torch.is_grad_enabled()
+            facts += (kind, x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % ALIGNMENT, wants)
             if torch.version.hip:  # where Triton compiles for memory of less than 2 GB
                 facts.append(x.untyped_storage().nbytes() < 1 << 31)
         elif kind in PLAIN or kind in PLAIN_MASKS or isinstance(x, np.number):
-            facts.append(x or repr(x))  # 0.0 and -0.0 are equal
+            facts += (kind, x or repr(x))  # 0.0 and -0.0 are equal
         elif kind is tuple:
-            facts.append(len(x))
+            facts += (kind, len(x))
             if not _gather(x, facts):
                 return False
         else:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.attention.call.backends import choose_backend
-from kvlab.attention.call.call import TOKEN, Call
+from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import DTYPES, check_dtype, check_strides, check_writeable
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.operands import Operand, Sizes
-from kvlab.common.arrays import element_strides
+from kvlab.common.arrays import add_axis, element_strides
 from kvlab.common.checks import require
 from kvlab.memory import float32
 
@@ -51,8 +51,8 @@ class MergeStates(Call[Any]):
     def arrange(self) -> None:
         self.arrays, self.into = (self.outs, self.lses), self.out
         if self.outs.ndim == 4:
-            self.dropped, self.arrays = TOKEN, (self.outs[:, :, None], self.lses[:, :, None])
-            self.into = None if self.out is None else self.out[:, None]
+            self.dropped, self.arrays = 1, (add_axis(self.outs, 2), add_axis(self.lses, 2))
+            self.into = add_axis(self.out, 1)
 
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         chosen, reason = choose_backend(self.outs, self.backend)

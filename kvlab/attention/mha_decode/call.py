@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.call import TOKEN, Call
+from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, lengths_with_new
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import kv_pages
@@ -18,7 +18,7 @@ from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
-from kvlab.common.arrays import element_strides
+from kvlab.common.arrays import add_axis, element_strides
 from kvlab.common.checks import require
 from kvlab.common.torch_here import is_torch
 
@@ -67,8 +67,7 @@ class PagedDecode(Call[Any]):
     def arrange(self) -> None:
         q, self.into = self.q, self.out
         if q.ndim == 3:
-            self.dropped = TOKEN
-            q, self.into = q[:, None], None if self.out is None else self.out[:, None]
+            self.dropped, q, self.into = 1, add_axis(q, 1), add_axis(self.out, 1)
         caches = kv_view(self.k_cache, self.kv_layout), kv_view(self.v_cache, self.kv_layout)
         self.arrays = q, *caches, self.block_table, self.seq_lens
         self.features = self.resolve(q, *caches, batch=q.shape[0], lengths=self.lengths)

@@ -27,7 +27,7 @@ from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
-from kvlab.common.arrays import dtype_of
+from kvlab.common.arrays import add_axis, dtype_of
 from kvlab.common.checks import require
 
 from .config import PrefillInputs, PrefillProblem, choose_config
@@ -118,7 +118,7 @@ class DensePrefill(Prefill):
         else:
             self.batch, self.longest, self.dropped = int(cu_q.shape[0]) - 1, longest(self.max_seqlen_q, q, cu_q), 0
             self.features = self.resolve(q, k, v, batch=self.batch, lengths=self.lengths).with_leading_axis()
-            q, k, v, self.into = (x if x is None else x[None] for x in (q, k, v, self.out))
+            q, k, v, self.into = (add_axis(x, 0) for x in (q, k, v, self.out))
         self.inputs = PrefillInputs(q, k, v, cu_q, cu_k, None, None, self.into, self.features)
         self.arrays = self.inputs[:7]
 
@@ -163,9 +163,9 @@ class PagedPrefill(Prefill):
         caches = kv_view(self.k_cache, self.kv_layout), kv_view(self.v_cache, self.kv_layout)
         self.batch, self.longest, self.dropped = int(cu_q.shape[0]) - 1, longest(self.max_seqlen_q, q, cu_q), 0
         self.features = self.resolve(q, *caches, batch=self.batch, lengths=self.lengths)
-        self.into = None if self.out is None else self.out[None]
+        self.into = add_axis(self.out, 0)
         tables = self.block_table, self.seq_lens
-        self.inputs = PrefillInputs(q[None], *caches, cu_q, None, *tables, self.into, self.features)
+        self.inputs = PrefillInputs(add_axis(q, 0), *caches, cu_q, None, *tables, self.into, self.features)
         self.arrays = self.inputs[:7]
 
     def lengths(self) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.call import TOKEN, Call
+from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import check_dtype, check_lengths_and_pages, lengths_with_new
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
@@ -19,7 +19,7 @@ from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
-from kvlab.common.arrays import dtype_of, element_strides
+from kvlab.common.arrays import add_axis, dtype_of, element_strides
 from kvlab.common.checks import require
 from kvlab.triton_support.versions import holds_wgmma_rows
 
@@ -79,8 +79,7 @@ class MLADecode(Call[Any]):
     def arrange(self) -> None:
         q, self.into = self.q, self.out
         if q.ndim == 3:
-            self.dropped = TOKEN
-            q, self.into = q[:, None], None if self.out is None else self.out[:, None]
+            self.dropped, q, self.into = 1, add_axis(q, 1), add_axis(self.out, 1)
         windows = latent_windows(self.kv_cache, self.v_dim, q.shape[-1] - self.v_dim, self.kv_layout)
         self.inputs = MLAInputs(q, *windows, self.block_table, self.seq_lens, self.into)
         self.arrays, latent = self.inputs[:5], windows[0][:, :, None]

@@ -20,6 +20,7 @@ from .intervals import key_count_kernel as key_count
 from .intervals import key_range_kernel as key_range
 from .intervals import split_keys_kernel as split_keys
 from .intervals import visible_end_kernel as visible_end
+from .rope import rotate_kernel as rotate
 from .scales import head_scale_kernel as head_scale
 from .scales import key_scales_kernel as key_scales
 from .scales import nope_scales_kernel as nope_scales
@@ -36,6 +37,6 @@ from .temperature import heat_kernel as heat
 
 globals().update(compiled(
     triton.jit, tl, add_bias, adjust, cap, head_scale, heat, hide, in_pages, key_count, key_range, key_scales, log_sum,
-    lower, nope_scales, packed_rows, rope_scales, row_count, row_of, row_terms, sink_alone, slope_of, split_keys,
-    start_rows, token_scale, value_scales, visible_end, weigh,
+    lower, nope_scales, packed_rows, rope_scales, rotate, row_count, row_of, row_terms, sink_alone, slope_of,
+    split_keys, start_rows, token_scale, value_scales, visible_end, weigh,
 ))

@@ -5,37 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvlab.mirror.twin import Twin
 
-_SIDES = {
-    "blocks": "NB",
-    "D": "D",
-    "G": "G",
-    "BG": "BG",
-    "BR": "BR",
-    "quant": "_QUANT",
-    "vec_in": "_IN",
-    "vec_out": "_OUT",
-}
 SYNONYMS = {
-    **{f"{x}.{name}": f"{x}{short}" for x in "KV" for name, short in _SIDES.items()},
     **{f"{x}_cache": f"{x}_cache_ptr" for x in "kv"},
-    **{f"{x}c_{axis}": f"{x}_cache_ptr" for x in "kv" for axis in ("page", "slot", "head")},
-    **{f"{x}s_{axis}": f"{x}_scale_ptr" for x in "kv" for axis in ("page", "slot", "head", "block")},
     **{f"{x}_inverse": f"{x}_scale_ptr" for x in "kv"},
     **{x: f"{x}_ptr" for x in ("where", "lens", "table", "positions")},
-    "positions_array is not None": "POSITIONS",
-    "config.heads": "H",
-    "config.form": "FORM",
-    "config.page_size": "PAGE",
-    "config.rope": "ROPE",
-    "config.interleaved": "INTERLEAVED",
-    "side.quant": "QUANT",
-    "side.limit": "LIMIT",
     "load_vectors": "load",
+    "load_elements": "load",
     "store_vectors": "store",
 }
 TWINS = (Twin("append", kernel="kernel:append", emulator="emulator:append", synonyms=SYNONYMS),)
@@ -51,8 +32,7 @@ PROGRAMS_PER_PROCESSOR = 2
 MOST_BITS = 8
 
 
-@dataclass(frozen=True)
-class StoreSide:
+class StoreSide(NamedTuple):
     """K or V: how a program cuts it. A *row* is one block of G dims of one head of one token.
 
     D dims of a head, G of a block, ``blocks`` of a head, BR rows of a program, BG = G rounded up to a power of two.
@@ -81,6 +61,27 @@ class StoreProblem:
     D: tuple[int, int]
     G: tuple[int, int]
     itemsize: tuple[int, int]
+
+
+class StoreSizes(NamedTuple):
+    """What a program counts: all tokens and those of a padded sequence, sequences, pages, columns of the table, and
+    positions that have angles.
+    """
+
+    tokens: int
+    seq_tokens: int
+    batch: int
+    pages: int
+    columns: int
+    angles: int
+
+    @classmethod
+    def of(cls, k: Any, pages: int, lens: Any, table: Any, cos: Any) -> StoreSizes:
+        """The sizes of a launch on k ``[B, S, H, D]``."""
+        columns, batch, angles = (
+            0 if x is None else int(x.shape[axis]) for x, axis in ((table, 1), (lens, 0), (cos, 0))
+        )
+        return cls(k.shape[0] * k.shape[1], max(1, k.shape[1]), batch, pages, columns, angles)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.features.rope import rotate
 from kvlab.attention.tiles.masked import load
+from kvlab.attention.tiles.strides import PageStrides, RowStrides
 from kvlab.hardware import get_arch
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, program_ids
 
-from .config import SMALLEST, StoreConfig, StoreSide, reciprocal
+from .config import SMALLEST, StoreConfig, StoreSide, StoreSizes, reciprocal
 
 Array = np.ndarray[Any, Any]
 SMALLEST_TOP = np.float32(SMALLEST)
@@ -22,20 +24,21 @@ NO_TOKEN = 2**31 - 1
 
 def source(array: Array, token: Array, head: Array, dim: Array, seq_tokens: int, FORM: str, VEC: int) -> Array:
     """Element offset of each row's dim in k or v; steps in vectors."""
-    batch_step, token_step, head_step, _ = steps_of(array, VEC)  #- launch
-    at = head.astype(np.int64) * head_step
+    strides = RowStrides(*steps_of(array, VEC)[:3])  #- launch
+    at = head.astype(np.int64) * strides.head
     if FORM == "padded":
-        at = at + (token // seq_tokens).astype(np.int64) * batch_step
+        at = at + (token // seq_tokens).astype(np.int64) * strides.batch
         token = token % seq_tokens
-    return (at + token.astype(np.int64) * token_step) * VEC + dim
+    return (at + token.astype(np.int64) * strides.token) * VEC + dim
 
 
 def target(array: Array, page: Array, slot: Array, head: Array, last: Array, VEC: int) -> Array:
     """Element offset of each row in the cache, ``last`` the dim, or in its scales, ``last`` the block; other steps in
     vectors.
     """
-    page_step, slot_step, head_step, last_step = steps_of(array, VEC)  #- launch
-    at = page * page_step + slot * slot_step + head.astype(np.int64) * head_step
+    *steps, last_step = steps_of(array, VEC)  #- launch
+    strides = PageStrides(*steps)  #- launch
+    at = page * strides.page + slot * strides.token + head.astype(np.int64) * strides.head
     return at * VEC + last.astype(np.int64) * last_step
 
 
@@ -62,10 +65,10 @@ def sequence_of(token: Array, where_array: Array, batch: int, BB: int, BITS: int
 
 def place(
     token: Array, where_array: Array, lens_array: Array | None, table_array: Array | None,
-    positions_array: Array | None, tokens: int, seq_tokens: int, pages: int, config: StoreConfig,
+    positions_array: Array | None, problem: StoreSizes, config: StoreConfig,
 ) -> tuple[Array, Array, Array, Array]:
     """Page, slot and position of each token, and whether it is stored (else the other three mean nothing)."""
-    live = token < tokens
+    live = token < problem.tokens
     if positions_array is not None:
         position = load(positions_array, (token,), mask=live).astype(np.int64)
     if config.form == "slots":
@@ -76,72 +79,32 @@ def place(
     else:
         assert lens_array is not None
         assert table_array is not None
-        batch, columns = lens_array.size, table_array.shape[1]  #- launch
         if config.form == "ragged":
-            sequence = sequence_of(token, where_array, batch, config.BB, config.BITS)
-            live = live & (sequence < batch)
+            sequence = sequence_of(token, where_array, problem.batch, config.BB, config.BITS)
+            live = live & (sequence < problem.batch)
             start = load(where_array, (sequence,), mask=live).astype(np.int64)
             new = token - start
         else:
-            sequence = token // seq_tokens
-            new = (token % seq_tokens).astype(np.int64)
+            sequence = token // problem.seq_tokens
+            new = (token % problem.seq_tokens).astype(np.int64)
             valid = load(where_array, (sequence,), mask=live).astype(np.int64)
             live = live & (new < valid)
-        at = new + load(lens_array, (sequence,), mask=live).astype(np.int64)
+        before = load(lens_array, (sequence,), mask=live).astype(np.int64)
+        at = new + before
         live = live & (new >= 0) & (at >= 0)
         at = np.maximum(at, 0)
         column = at // config.page_size
-        live = live & (column < columns)
+        live = live & (column < problem.columns)
         page = load(table_array, (sequence, column), mask=live).astype(np.int64)
         live = live & (page >= 0)
-    live = live & (page < pages)
+    live = live & (page < problem.pages)
     return page, at % config.page_size, position if positions_array is not None else at, live
 
 
-def rotate(
-    x: Array, x_array: Array, row: Array, dim: Array, inside: Array, position: Array, new: Array,
-    cos_array: Array | None, sin_array: Array | None, side: StoreSide, config: StoreConfig,
-) -> Array:
-    """``x`` [P, BR, BG] in float32, its dims FIRST .. FIRST + R rotated by the angles of the token's position."""
-    assert cos_array is not None
-    assert sin_array is not None
-    R, FIRST, BG, angles = config.rope_dim, config.rope_first, side.BG, len(cos_array)  #- launch
-    x = x.astype(np.float32)
-    known = (new & (position >= 0) & (position < angles))[..., None]
-    if config.interleaved:
-        one, two = split(x)
-        pair = (dim[..., None] - FIRST) // 2 + np.arange(BG // 2)
-        roped = known & (pair >= 0) & (pair < R // 2)
-    else:
-        j = dim[..., None] - FIRST + np.arange(BG)
-        pair = j % (R // 2)
-        roped = known & (j >= 0) & (j < R)
-    cos = load(cos_array, (position[..., None], pair), mask=roped, other=1.0).astype(np.float32)
-    sin = load(sin_array, (position[..., None], pair), mask=roped, other=0.0).astype(np.float32)
-    if config.interleaved:
-        turned_one = np.where(roped, one * cos - two * sin, one)
-        turned_two = np.where(roped, two * cos + one * sin, two)
-        return join(turned_one, turned_two)
-    near = j < R // 2
-    partner_at = row[..., None] + (FIRST - dim)[..., None] + (j + R // 2) % R
-    partner = load_vectors(x_array, partner_at, mask=roped & inside).astype(np.float32)
-    return np.where(roped & inside, x * cos + partner * np.where(near, -sin, sin), x)
-
-
-def split(x: Array) -> tuple[Array, Array]:
-    """The even and the odd columns."""
-    return x[..., 0::2], x[..., 1::2]
-
-
-def join(even: Array, odd: Array) -> Array:
-    """Joins the parts of :func:`split`."""
-    return np.stack([even, odd], -1).reshape(*even.shape[:-1], -1)
-
-
-def given(scale_array: Array | float | None, head: Array, QUANT: str) -> Array:
+def given(scale_array: Array | float | None, head: Array, side: StoreSide) -> Array:
     """The scale that is given for each row ``[P, rows]``, 1 where there is none; it waits for nothing."""
     scale = np.ones(head.shape, np.float32)
-    if QUANT == "tensor":
+    if side.quant == "tensor":
         assert isinstance(scale_array, np.ndarray)
         head = head % scale_array.size  #- address
         scale = scale_array[head].astype(np.float32)
@@ -176,29 +139,29 @@ def convert(x: Array, dtype: np.dtype[Any], limit: float) -> Array:
 
 def append(
     k_array: Array, v_array: Array, k_cache: Array, v_cache: Array, where: Array, lens: Array | None,
-    table: Array | None, positions: Array | None, cos: Array | None, sin: Array | None,
-    k_scale_array: Array | float | None, v_scale_array: Array | float | None, config: StoreConfig, pages: int,
+    table: Array | None, positions: Array | None, cos_array: Array | None, sin_array: Array | None,
+    k_scale_array: Array | float | None, v_scale_array: Array | float | None, problem: StoreSizes, config: StoreConfig,
     traffic: Traffic, lanes: int,
 ) -> None:
     """K and V of the rows of each program, to where their tokens belong. A row: one block of one head of one token."""
     #: setup -> k_token_idx, k_head_idx, k_dim, v_token_idx, v_head_idx, v_dim    the rows of this program
-    K, V, H, form = config.k, config.v, config.heads, config.form
+    K, V = config.k, config.v  #- launch
     (program,) = program_ids(config.grid())  # [P]
     k_row = program[:, None] * K.BR + np.arange(K.BR, dtype=np.int32)  # [P, BR]
     v_row = program[:, None] * V.BR + np.arange(V.BR, dtype=np.int32)
-    k_token_idx, k_head_idx, k_dim = k_row // (H * K.blocks), k_row // K.blocks % H, k_row % K.blocks * K.G
-    v_token_idx, v_head_idx, v_dim = v_row // (H * V.blocks), v_row // V.blocks % H, v_row % V.blocks * V.G
+    k_token_idx, k_head_idx = k_row // (config.heads * K.blocks), k_row // K.blocks % config.heads
+    v_token_idx, v_head_idx = v_row // (config.heads * V.blocks), v_row // V.blocks % config.heads
+    k_dim, v_dim = k_row % K.blocks * K.G, v_row % V.blocks * V.G
     k_col, v_col = np.arange(K.BG), np.arange(V.BG)
     k_inside = (k_col < K.G) & (k_dim[..., None] + k_col < K.D)  # [P, BR, BG]
     v_inside = (v_col < V.G) & (v_dim[..., None] + v_col < V.D)
     #: load -> k, v, k_scale, v_scale    the new tokens and the scales that are given; no need to wait for their slots
-    k_scale = given(k_scale_array, k_head_idx, K.quant)  # [P, BR]
-    v_scale = given(v_scale_array, v_head_idx, V.quant)
-    tokens, seq_tokens = k_array.shape[0] * k_array.shape[1], max(1, k_array.shape[1])  #- launch
+    k_scale = given(k_scale_array, k_head_idx, K)  # [P, BR]
+    v_scale = given(v_scale_array, v_head_idx, V)
     count = Counts(traffic, lanes)  #- programs
-    k_new, v_new = k_token_idx < tokens, v_token_idx < tokens
-    k_from = source(k_array, k_token_idx, k_head_idx, k_dim, seq_tokens, form, K.vec_in)
-    v_from = source(v_array, v_token_idx, v_head_idx, v_dim, seq_tokens, form, V.vec_in)
+    k_new, v_new = k_token_idx < problem.tokens, v_token_idx < problem.tokens
+    k_from = source(k_array, k_token_idx, k_head_idx, k_dim, problem.seq_tokens, config.form, K.vec_in)
+    v_from = source(v_array, v_token_idx, v_head_idx, v_dim, problem.seq_tokens, config.form, V.vec_in)
     k = load_vectors(
         k_array, k_from[..., None] + k_col, mask=k_new[..., None] & k_inside, vec=K.vec_in, count=count("k")
     )
@@ -207,14 +170,16 @@ def append(
     )
     #: place -> k_page, k_slot, k_live, v_page, v_slot, v_live    where each row belongs, and whether anywhere
     k_page, k_slot, k_position, k_live = place(
-        k_token_idx, where, lens, table, positions, tokens, seq_tokens, pages, config
+        k_token_idx, where, lens, table, positions, problem, config
     )
     v_page, v_slot, v_position, v_live = place(
-        v_token_idx, where, lens, table, positions, tokens, seq_tokens, pages, config
+        v_token_idx, where, lens, table, positions, problem, config
     )
     #: rope_v -> v    where V is the roped side: in float32
     if config.rope == "v":
-        v = rotate(v, v_array, v_from, v_dim, v_inside, v_position, v_new, cos, sin, V, config)
+        assert cos_array is not None
+        assert sin_array is not None
+        v = rotate(v, v_array, v_from, v_dim, v_inside, v_position, v_new, cos_array, sin_array, config)
     #: quantise_v -> v, v_scale    divided by the scale, rounded once to the cache's format
     v, v_scale = quantise(v, v_scale, v_scale_array, V)
     v = convert(v, v_cache.dtype, V.limit)
@@ -225,12 +190,13 @@ def append(
     )
     if V.quant == "block":
         assert isinstance(v_scale_array, np.ndarray)
-        v_block = v_row % V.blocks
-        v_scale_at = target(v_scale_array, v_page, v_slot, v_head_idx, v_block, 1)
+        v_scale_at = target(v_scale_array, v_page, v_slot, v_head_idx, v_row % V.blocks, 1)
         store_vectors(v_scale_array, v_scale_at, v_scale, mask=v_live, count=count("v_scale"))
     #: rope_k -> k    where K is the roped side
     if config.rope == "k":
-        k = rotate(k, k_array, k_from, k_dim, k_inside, k_position, k_new, cos, sin, K, config)
+        assert cos_array is not None
+        assert sin_array is not None
+        k = rotate(k, k_array, k_from, k_dim, k_inside, k_position, k_new, cos_array, sin_array, config)
     #: quantise_k -> k, k_scale    as V
     k, k_scale = quantise(k, k_scale, k_scale_array, K)
     k = convert(k, k_cache.dtype, K.limit)
@@ -241,8 +207,7 @@ def append(
     )
     if K.quant == "block":
         assert isinstance(k_scale_array, np.ndarray)
-        k_block = k_row % K.blocks
-        k_scale_at = target(k_scale_array, k_page, k_slot, k_head_idx, k_block, 1)
+        k_scale_at = target(k_scale_array, k_page, k_slot, k_head_idx, k_row % K.blocks, 1)
         store_vectors(k_scale_array, k_scale_at, k_scale, mask=k_live, count=count("k_scale"))
 
 
@@ -269,7 +234,8 @@ def launch(
     if config.programs:
         traffic = Traffic() if traffic is None else traffic
         append(
-            k, v, k_cache, v_cache, where, lens, table, positions, cos, sin, k_scale, v_scale, config, pages, traffic,
+            k, v, k_cache, v_cache, where, lens, table, positions, cos, sin, k_scale, v_scale,
+            StoreSizes.of(k, pages, lens, table, cos), config, traffic,
             get_arch(arch).warp_size,
         )
 

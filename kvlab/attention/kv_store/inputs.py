@@ -11,12 +11,11 @@ from kvlab.attention.call.checks import (
     DTYPES,
     check_array,
     check_arrays,
-    check_dtype,
     check_integers,
     check_writeable,
     finite_number,
 )
-from kvlab.attention.features.rope import Rope
+from kvlab.attention.features.rope import Rope, check_rope
 from kvlab.common.arrays import dtype_of, element_strides
 from kvlab.common.checks import count, require
 from kvlab.common.torch_here import is_torch
@@ -279,26 +278,10 @@ def _check_where(x: StoreInputs, B: int, S: int) -> None:
 
 
 def _check_rope(x: StoreInputs, rope: Rope, source: Any) -> None:
-    D, first = source.shape[3], x.rope_first
-    for name, array in ((x.names.cos, x.cos), (x.names.sin, x.sin)):
-        check_array(name, array)
-        require(
-            array.ndim == 2 and tuple(array.shape) == tuple(x.cos.shape) and min(array.shape) > 0,
-            f"{name} has shape {tuple(array.shape)}",
-            "[positions, R / 2], cos and sin alike",
-        )
-        check_dtype(name, array)
-    require(
-        0 <= first and first + rope.dim <= D, f"rope of {rope.dim} dims from {first} on", f"inside the head of {D}"
-    )
-    require(
-        not rope.interleaved or first % 2 == 0, f"interleaved rope from dim {first} on", "from an even one: pairs"
-    )
+    """ValueError for a rope that does not fit the roped side, ``source``, its blocks or its form."""
+    check_rope(rope, x.names.k if x.rope == "k" else x.names.v, source, x.names.cos, x.names.sin)
     require(x.form != "slots" or x.positions is not None, "rope with slot_mapping", "given with positions= [T]")
     G = x.granularity[0 if x.rope == "k" else 1]
     require(
         not rope.interleaved or G % 2 == 0, f"interleaved rope and scales of {G} dims", "scales of an even number"
     )
-    name = x.names.k if x.rope == "k" else x.names.v
-    kind = dtype_of(source, name)
-    require(kind in DTYPES, f"{name} has dtype {kind}", "bfloat16, float16 or float32 to be rotated")

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.features.rope import rotate_exactly
+
 from .config import SMALLEST, StoreConfig, StoreSide
 
 Array = np.ndarray[Any, Any]
@@ -41,7 +43,7 @@ def reference(
         if config.rope == name and cos is not None and sin is not None:
             some = (position >= 0) & (position < len(cos))  # a position without an angle leaves the row as it is
             c, s = (angle[position[some]].astype(np.float64) for angle in (cos, sin))
-            rows[some] = _rotated(rows[some], c, s, config)
+            rows[some] = rotate_exactly(rows[some], c, s, config.rope_first, config.interleaved)
         if side.quant == "block":
             assert isinstance(scale, np.ndarray)
             rows, scales = _quantised(rows, side, scale.dtype)
@@ -75,16 +77,6 @@ def _places(
         page = table.astype(np.int64)[sequence, at // config.page_size]
     position = at if positions is None else positions[token].astype(np.int64)
     return token, page, at % config.page_size, position
-
-
-def _rotated(x: Array, cos: Array, sin: Array, config: StoreConfig) -> Array:
-    """``[n, H, D]`` with the roped dims rotated by ``cos, sin`` ``[n, R / 2]``."""
-    out, R, first = x.copy(), config.rope_dim, config.rope_first
-    j = np.arange(R // 2)
-    one, two = (2 * j, 2 * j + 1) if config.interleaved else (j, j + R // 2)
-    a, b, c, s = x[..., first + one], x[..., first + two], cos[:, None], sin[:, None]
-    out[..., first + one], out[..., first + two] = a * c - b * s, b * c + a * s
-    return out
 
 
 def _quantised(x: Array, side: StoreSide, dtype: np.dtype[Any]) -> tuple[Array, Array]:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.memory import Memory
+
 Array = np.ndarray[Any, Any]
 
 
@@ -35,3 +37,9 @@ def store(array: Array, index: tuple[Any, ...], value: Any, *, mask: Any) -> Non
     value = np.asarray(value)
     value = np.broadcast_to(value, (*mask.shape, *value.shape[mask.ndim :]))
     array[tuple(one[mask] for one in at)] = value[mask].astype(array.dtype)
+
+
+def load_elements(array: Array, at: Array, *, mask: Array) -> Array:
+    """The elements of ``array`` at the offsets ``at``, in elements of any strides; 0 where not ``mask``."""
+    found: Array = Memory.over(array, name="x").load(at * array.itemsize, array.dtype, mask=mask).reshape(at.shape)
+    return found

@@ -23,6 +23,22 @@ class PageStrides(NamedTuple):
     head: int
 
 
+class ScaleStrides(NamedTuple):
+    """Of scales that are computed, ``[pages, page_size, H, blocks]``."""
+
+    page: int = 0
+    token: int = 0
+    head: int = 0
+    block: int = 0
+
+
+class AngleStrides(NamedTuple):
+    """Of cosines or sines ``[positions, R / 2]``."""
+
+    row: int
+    column: int
+
+
 class PartStrides(NamedTuple):
     """Of the partial results of splits ``[splits, B, S, H, ..]``."""
 

@@ -22,13 +22,15 @@ LARGEST_TOP = np.finfo(np.float32).max
 NO_TOKEN = 2**31 - 1
 
 
-def source(array: Array, token: Array, head: Array, dim: Array, seq_tokens: int, FORM: str, VEC: int) -> Array:
+def source(
+    array: Array, token: Array, head: Array, dim: Array, problem: StoreSizes, config: StoreConfig, VEC: int
+) -> Array:
     """Element offset of each row's dim in k or v; steps in vectors."""
     strides = RowStrides(*steps_of(array, VEC)[:3])  #- launch
     at = head.astype(np.int64) * strides.head
-    if FORM == "padded":
-        at = at + (token // seq_tokens).astype(np.int64) * strides.batch
-        token = token % seq_tokens
+    if config.form == "padded":
+        at = at + (token // problem.seq_tokens).astype(np.int64) * strides.batch
+        token = token % problem.seq_tokens
     return (at + token.astype(np.int64) * strides.token) * VEC + dim
 
 
@@ -160,8 +162,8 @@ def append(
     v_scale = given(v_scale_array, v_head_idx, V)
     count = Counts(traffic, lanes)  #- programs
     k_new, v_new = k_token_idx < problem.tokens, v_token_idx < problem.tokens
-    k_from = source(k_array, k_token_idx, k_head_idx, k_dim, problem.seq_tokens, config.form, K.vec_in)
-    v_from = source(v_array, v_token_idx, v_head_idx, v_dim, problem.seq_tokens, config.form, V.vec_in)
+    k_from = source(k_array, k_token_idx, k_head_idx, k_dim, problem, config, K.vec_in)
+    v_from = source(v_array, v_token_idx, v_head_idx, v_dim, problem, config, V.vec_in)
     k = load_vectors(
         k_array, k_from[..., None] + k_col, mask=k_new[..., None] & k_inside, vec=K.vec_in, count=count("k")
     )

@@ -43,12 +43,12 @@ class TableStrides(NamedTuple):
 
 
 @triton.jit
-def source(token, head, dim, seq_tokens, strides, FORM: tl.constexpr, VEC: tl.constexpr):
+def source(token, head, dim, problem, strides, C: tl.constexpr, VEC: tl.constexpr):
     """Element offset of each row's dim in k or v; steps in vectors."""
     at = head.to(tl.int64) * strides.head
-    if FORM == "padded":
-        at = at + (token // seq_tokens).to(tl.int64) * strides.batch
-        token = token % seq_tokens
+    if C.form == "padded":
+        at = at + (token // problem.seq_tokens).to(tl.int64) * strides.batch
+        token = token % problem.seq_tokens
     return (at + token.to(tl.int64) * strides.token) * VEC + dim
 
 
@@ -166,8 +166,8 @@ def append(
     k_scale = given(k_scale_ptr, k_scale_strides, k_head_idx, K)  # [BR]
     v_scale = given(v_scale_ptr, v_scale_strides, v_head_idx, V)
     k_new, v_new = k_token_idx < problem.tokens, v_token_idx < problem.tokens
-    k_from = source(k_token_idx, k_head_idx, k_dim, problem.seq_tokens, k_strides, C.form, K.vec_in)
-    v_from = source(v_token_idx, v_head_idx, v_dim, problem.seq_tokens, v_strides, C.form, V.vec_in)
+    k_from = source(k_token_idx, k_head_idx, k_dim, problem, k_strides, C, K.vec_in)
+    v_from = source(v_token_idx, v_head_idx, v_dim, problem, v_strides, C, V.vec_in)
     k = tl.load(k_ptr + k_from[:, None] + k_col, mask=k_new[:, None] & k_inside, other=0.0)  # [BR, BG]
     v = tl.load(v_ptr + v_from[:, None] + v_col, mask=v_new[:, None] & v_inside, other=0.0)
     #: place -> k_page, k_slot, k_live, v_page, v_slot, v_live    where each row belongs, and whether anywhere

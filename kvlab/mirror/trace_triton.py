@@ -149,7 +149,8 @@ def to_numpy(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: to_numpy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_numpy(item) for item in value]
+        found = [to_numpy(item) for item in value]
+        return type(value)(*found) if hasattr(value, "_fields") else found
     torch = torch_here()
     if torch is None or not isinstance(value, torch.Tensor):
         return _fields(value, to_numpy)

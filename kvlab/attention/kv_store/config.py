@@ -64,7 +64,7 @@ class StoreProblem:
 
 
 class StoreSizes(NamedTuple):
-    """What a program counts: all tokens and those of a padded sequence, sequences, pages, columns of the table, and
+    """Sizes of a launch: all tokens and those of a padded sequence, sequences, pages, columns of the table, and
     positions that have angles.
     """
 

@@ -518,6 +518,7 @@ def tally(outcomes: Sequence[Outcome]) -> str:
 def files_of(asked: Sequence[str]) -> list[str]:
     """``mha_decode`` -> its kernel and its emulator; all of them for nothing."""
     every = [f"{name}/{side}" for name in {**OPERATIONS, **PARTS} for side in ("emulator.py", "kernel.py")]
+    every = [file for file in every if (ATTENTION / file).is_file()]
     found = [file for file in every if not asked or file in asked or file.rpartition("/")[0] in asked]
     unknown = [a for a in asked if a not in every and a not in (*OPERATIONS, *PARTS)]
     if unknown:

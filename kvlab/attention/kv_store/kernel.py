@@ -20,7 +20,7 @@ NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
 class StoreConstants(NamedTuple):
-    """What the kernel is compiled for besides its sides; see ``StoreConfig``."""
+    """Constants that the kernel is compiled for besides its sides; see ``StoreConfig``."""
 
     form: str
     heads: int

@@ -41,7 +41,7 @@ load_q = load_k = load_v = load_tile
 
 
 class PrefillSizes(NamedTuple):
-    """What the kernel counts: sequences, tiles of rows, query heads of a tile and of a KV head, most new tokens and
+    """Sizes of a launch: sequences, tiles of rows, query heads of a tile and of a KV head, most new tokens and
     keys of a sequence; the stride of the table's rows.
     """
 
@@ -55,7 +55,7 @@ class PrefillSizes(NamedTuple):
 
 
 class PrefillConstants(NamedTuple):
-    """What the kernel is compiled for.
+    """Constants that the kernel is compiled for.
 
     PAGE: slots of a page, 0 without pages. BOUNDED: rows of a tile see other keys than its last. P_FP8: P V in e4m3.
     Columns come in pieces of D0 and D1 (V0 and V1 of V). Strides of q, K, V and the output count UNIT elements as one.

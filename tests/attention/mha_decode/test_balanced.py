@@ -16,7 +16,7 @@ from decode_cases import Case
 from feature_cases import FP8, FeatureCase
 from yardsticks import assert_accurate, bits
 
-from kvlab.attention import explain, mha_decode_paged
+from kvlab.attention import explain, mha_decode_paged, plan
 from kvlab.attention.mha_decode import emulator as unsplit
 from kvlab.attention.mha_decode.balanced import emulator
 from kvlab.attention.mha_decode.balanced.config import (
@@ -28,6 +28,7 @@ from kvlab.attention.mha_decode.balanced.config import (
 from kvlab.attention.mha_decode.config import choose_config, problem_of
 from kvlab.mirror import check, check_sources, lockstep
 from kvlab.mirror.twin import module_file
+from kvlab.staging import Traffic
 from kvlab.triton_support import child
 
 OP = "kvlab.attention.mha_decode.balanced"
@@ -134,6 +135,17 @@ def test_bad_calls(options: dict[str, Any], words: str) -> None:
     x = Case((30,), S=5).build()
     with pytest.raises(ValueError, match=words):
         mha_decode_paged(*x.arrays, **options)
+
+
+@pytest.mark.parametrize("teams", [1, 3, 7])
+def test_each_key_is_read_once(teams: int) -> None:
+    """Bytes from DRAM: K and V of every key, and q once for each unit of the plan and sequence without a key."""
+    x = Case((300, 0, 17, 900, 1), D=64).build()
+    traffic, config = Traffic(), config_of(x.arrays, teams)
+    emulator.launch(*x.arrays, scale=x.scale, config=config, traffic=traffic)
+    units = len(plan(x.lens, q_heads=8, kv_heads=2, config=config.schedule).units) + 2 * int((x.lens == 0).sum())
+    keys, queries = 2 * x.k[0, 0].nbytes, x.q[0].nbytes // 2  # of one KV head
+    assert traffic.moved["DRAM->SMEM"] == int(x.lens.sum()) * keys + units * queries
 
 
 HEAVY: dict[str, Any] = {"softcap": 3.0, "sinks": True, "alibi": "head"}

@@ -26,7 +26,6 @@ TWINS = (
         emulator="emulator:walk",
         synonyms={
             **LISTS,
-            "writes": "is_row",
             "problem.pairs": "PAIRS",
             "v_factor": "scales.v.number",
             "cache.page_size_": "PAGE",

@@ -78,6 +78,7 @@ def walk(
         batch = item.astype(np.int64)
         num_keys = key_count(seq_lens[batch], problem.max_keys)
         _, kv_head, token, head, is_row = packed_rows(program, problem, BM)
+        is_row = is_row & walks[:, None]  #- programs
         position = num_keys[:, None] - problem.tokens + token  # [P, BM]
         end = visible_end(num_keys, mask.valid, batch)
         start = starts[item] + schedule.overhead
@@ -131,14 +132,13 @@ def walk(
         #: store    the result, or a partial one where the item is cut; one without a key is left alone
         whole = ((begin <= start) & (stop <= until))[:, None]
         o = o.normalise(l, sees)
-        writes = is_row & walks[:, None]  #- programs
-        store(o_array, (batch[:, None], token, head), o.rows(), mask=writes & whole)
-        store(lse_array, (batch[:, None], token, head), lse, mask=writes & whole)
+        store(o_array, (batch[:, None], token, head), o.rows(), mask=is_row & whole)
+        store(lse_array, (batch[:, None], token, head), lse, mask=is_row & whole)
         place = (2 * team + (start > begin).astype(np.int32))[:, None]
-        store(part_array, (place, 0, token, head), o.rows(), mask=writes & sees & ~whole)
-        store(part_lse_array, (place, 0, token, head), lse, mask=writes & ~whole)
-        traffic.move("registers->DRAM", int((writes & whole).sum()) * (o_array[0, 0, 0].nbytes + lse.itemsize))
-        traffic.move("registers->DRAM", int((writes & sees & ~whole).sum()) * part_array[0, 0, 0, 0].nbytes)
+        store(part_array, (place, 0, token, head), o.rows(), mask=is_row & sees & ~whole)
+        store(part_lse_array, (place, 0, token, head), lse, mask=is_row & ~whole)
+        traffic.move("registers->DRAM", int((is_row & whole).sum()) * (o_array[0, 0, 0].nbytes + lse.itemsize))
+        traffic.move("registers->DRAM", int((is_row & sees & ~whole).sum()) * part_array[0, 0, 0, 0].nbytes)
 
 
 @np.errstate(divide="ignore", invalid="ignore")  # of a program whose rows have no key at all

@@ -60,6 +60,7 @@ class Case:
     alibi: str = ""
     base2: bool = False
     hnd: bool = False
+    temperature: bool = False
 
     def __str__(self) -> str:
         lens = "_".join(f"{s}x{n}" for s, n in self.lens) or "none"
@@ -67,7 +68,7 @@ class Case:
         name += f"-D{self.D}" + (f"x{self.DV}" if self.DV else "") + f"-{self.dtype}"
         name += (f"-kv{self.kv}" if self.kv else "") + (f"-scales:{self.scales}" if self.scales else "")
         name += (f"-{self.mask.replace(' ', '_')}" if self.mask else "") + ("" if self.causal else "-full")
-        name += "".join(f"-{word}" for word in ("alibi", "base2", "hnd") if getattr(self, word))
+        name += "".join(f"-{word}" for word in ("alibi", "base2", "hnd", "temperature") if getattr(self, word))
         name += f"-window{self.window}".replace(" ", "") if self.window is not None else ""
         name += f"-cap{self.softcap:g}" if self.softcap else ""
         return name + ("-sinks" if self.sinks else "") + ("-strided" if self.strided else "")
@@ -119,6 +120,8 @@ class Case:
         if self.alibi:
             shape = (batch, q_heads) if self.alibi == "sequence" else (q_heads,)
             more["slopes"] = (0.5 ** np.arange(1, 1 + np.prod(shape, dtype=int))).reshape(shape).astype(np.float32)
+        if self.temperature:
+            more["temperature"] = rng.uniform(-2, 2, q_heads).astype(np.float32)
         if self.scales == "token":  # NaN where there is no key
             unused = np.isnan(k.astype(np.float32)).all(-1)
             for name in ("k_scale", "v_scale"):
@@ -145,6 +148,7 @@ class Inputs:
     seq_lens: Any = None
     sinks: Any = None
     slopes: Any = None
+    temperature: Any = None
     q_scale: Any = None
     k_scale: Any = None
     v_scale: Any = None
@@ -152,7 +156,10 @@ class Inputs:
     def with_(self, **changes: Any) -> Inputs:
         return replace(self, **changes)
 
-    NAMES = ("q", "k", "v", "cu_q", "cu_k", "table", "seq_lens", "sinks", "slopes", "q_scale", "k_scale", "v_scale")
+    NAMES = (
+        "q", "k", "v", "cu_q", "cu_k", "table", "seq_lens", "sinks", "slopes", "temperature", "q_scale", "k_scale",
+        "v_scale",
+    )
 
     def arguments(self, device: str | None = None, **options: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The public function and what it is called with; torch tensors on ``device`` if given."""
@@ -163,6 +170,7 @@ class Inputs:
             mask = mask_on(mask, device)
         more: dict[str, Any] = {
             "window": case.window, "softcap": case.softcap, "sinks": a["sinks"], "alibi_slopes": a["slopes"],
+            "temperature": a["temperature"],
             "q_scale": a["q_scale"], "k_scale": a["k_scale"], "v_scale": a["v_scale"], "base2": case.base2,
             "causal": None if case.mask and case.causal else case.causal, "mask": mask,
         }
@@ -275,8 +283,11 @@ FEATURES = [
     Case(((140, 150),), heads=(2, 1), dtype="fp8", scales="number", D=128),
     Case(((20, 90), (9, 70)), form="paged", heads=(6, 2), dtype="fp8", scales="head", softcap=20.0, sinks=True),
     Case(((60, 80),), form="ragged", heads=(4, 2), dtype="fp8", scales="token", D=192, DV=128),
+    Case(((20, 90), (9, 70)), form="paged", heads=(6, 2), temperature=True, softcap=4.0, alibi="head", sinks=True),
+    Case(((70, 90), (20, 33)), form="ragged", heads=(2, 1), temperature=True, mask="striped", dtype="fp32"),
+    Case(((40, 60),), heads=(4, 2), temperature=True, dtype="fp8", scales="head", D=128),
 ]
-"""Every feature."""
+"""Every feature. Few rows have the query heads of a KV head in one tile."""
 
 ENDS = [
     Case(lens, heads=(4, 2), D=128, dtype=dtype, form=form, scales="head" if dtype == "fp8" else "")

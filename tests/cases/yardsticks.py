@@ -70,6 +70,8 @@ def rounded_attention(
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     k, v = (x.repeat_interleave(heads // kv_heads, 0).masked_fill(~visible.any(0)[:, None], 0) for x in (k, v))
     s = q @ k.transpose(1, 2) * scale
+    if features.temperature is not None:
+        s = s * torch.from_numpy(features.temperature).to(dtype)[:, None, None]
     if features.softcap:
         s = features.softcap * torch.tanh(s / features.softcap)
     if features.slopes is not None:

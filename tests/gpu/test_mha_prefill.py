@@ -56,6 +56,7 @@ LONGER = [
         {"kv": "fp8", "scales": "token"}, {"kv": "fp8", "scales": "head", "window": 200, "dtype": "fp16"},
         {"dtype": "fp8", "scales": "head"}, {"dtype": "fp8", "scales": "token", "hnd": True},
         {"mask": "striped", "alibi": "head"}, {"mask": "chunked", "sinks": True, "softcap": 9.0}, {"DV": 64},
+        {"temperature": True, "softcap": 9.0, "alibi": "head"}, {"temperature": True, "dtype": "fp8", "scales": "head"},
     )
 ]
 

@@ -34,6 +34,10 @@ DENSE: dict[str, tuple[dict[str, Any], str]] = {
         {"alibi_slopes": np.ones(3, np.float32)},
         r"alibi_slopes has shape \(3,\): must be \[Hq = 4\]",
     ),
+    "temperature of other heads": (
+        {"temperature": np.ones(2, np.float32)}, r"temperature has shape \(2,\): must be \[Hq = 4\]"
+    ),
+    "temperature dtype": ({"temperature": np.ones(4)}, "temperature has dtype float64: must be float32"),
     "alibi dtype": ({"alibi_slopes": np.ones(4)}, "alibi_slopes has dtype float64: must be float32"),
     "mask": ({"mask": "causal"}, "mask is 'causal': must be a kvlab.attention.masks.Mask"),
     "mask of other heads": (

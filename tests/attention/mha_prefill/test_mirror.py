@@ -43,6 +43,9 @@ CASES = [
     (Case(((40, 50),), D=40, DV=72, dtype="fp32", sinks=True), "gfx950"),
     (Case(((20, 40),), D=320, DV=24, dtype="fp32", heads=(1, 1)), "gfx950"),
     (Case(((70, 90),), dtype="fp8", scales="token", mask="chunked causal"), "gfx950"),
+    (Case(((20, 90), (9, 70)), form="paged", heads=(6, 2), temperature=True, softcap=4.0, sinks=True), "sm_90"),
+    (Case(((70, 90), (5, 9)), form="ragged", heads=(2, 1), temperature=True, alibi="head", dtype="fp32"), "sm_80"),
+    (Case(((40, 60),), heads=(4, 2), temperature=True, kv="fp8", scales="head", mask="striped"), "gfx950"),
 ]
 
 

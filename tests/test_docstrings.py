@@ -71,8 +71,8 @@ FIRST = {"what", "whether", "which", "who", "where", "how", "why", "when", "that
 STILTED = re.compile(r"\bof no kind\b|\bstands? (in|at|where|side|along|behind|together|as)\b|\bmeets (in|V|K|Q)\b")
 LONGEST = 45
 """Words of a sentence in the first paragraph."""
-WRITTEN_BESIDE_A_TWIN = re.compile(r"hopper|/kernel\.py$")
-"""Files of kernels, whose lines are those of their emulators."""
+WRITTEN_BESIDE_A_TWIN = re.compile(r"/kernel\.py$")
+"""Portable kernels, whose docstrings speak to the reader of the twin."""
 
 
 def own_words() -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Whether a call goes to the kernel that is written for Hopper, and which features of decodes none of these takes."""
+"""Choice of Hopper's kernels, and the features of decodes that none of these takes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def choose_with_hopper(
 
 
 def decode_lacks(features: Features) -> str | None:
-    """What of the features of a decode Hopper's kernels cannot do, scales aside; None if they can do them all.
+    """Features of a decode that Hopper's kernels lack, scales aside; None if they can do them all.
 
     >>> decode_lacks(Features(softcap=30.0)), decode_lacks(Features())
     ('softcap', None)
@@ -56,7 +56,7 @@ def decode_lacks(features: Features) -> str | None:
 
 
 def tma_takes(array: Any, name: str) -> bool:
-    """Whether an array ``[., ., ., D]`` can be read as boxes."""
+    """Tells whether an array ``[., ., ., D]`` can be read as boxes."""
     vector = 16 // dtype_of(array, name).itemsize
     strides = element_strides(array, name)
     outer = [s for s, n in zip(strides[:-1], array.shape[:-1], strict=True) if n > 1]

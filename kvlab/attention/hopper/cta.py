@@ -23,7 +23,7 @@ UNIT = 16  # bytes: what is known of shared memory is known by vectors
 
 
 class Places:
-    """Where tiles stand in shared memory, one after the other as panels of 128 bytes a row, swizzled, then ``more``
+    """Places of tiles in shared memory, one after the other as panels of 128 bytes a row, swizzled, then ``more``
     bytes; and which bytes each warp touches. All CTAs of all launches share the footprints.
 
     sizes       role -> how many buffers, their rows and columns, and the bytes of an element (2)

@@ -1,4 +1,4 @@
-"""What the emulators of Hopper's kernels share: the twins of ``kernel``."""
+"""Common part of the emulators of Hopper's kernels: the twins of ``kernel``."""
 
 from __future__ import annotations
 

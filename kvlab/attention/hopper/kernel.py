@@ -1,4 +1,4 @@
-"""What Hopper's Gluon kernels share: boxes of TMA in shared memory, barriers, operands of wgmma, sums of rows."""
+"""Common part of Hopper's Gluon kernels: boxes of TMA in shared memory, barriers, operands of wgmma, sums of rows."""
 
 from __future__ import annotations
 

@@ -58,6 +58,6 @@ def run_roles(roles: list[Role]) -> None:
 
 
 def _why(warps: tuple[int, ...], wait: Wait | None) -> str:
-    """What a role waits for."""
+    """Reason why a role waits."""
     assert wait is not None
     return wait[0].why(wait[1], warps)

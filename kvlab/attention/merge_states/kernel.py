@@ -81,8 +81,8 @@ def launch(
 
 
 def partial_results(out: torch.Tensor, lse: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where that many splits of the keys write, out ``[B, S, H, D]`` and lse ``[B, S, H]``: these themselves for one,
-    else float32 tensors ``[splits, ..]`` of their own, to be merged.
+    """Arrays for the results of so many splits of the keys, out ``[B, S, H, D]`` and lse ``[B, S, H]``: these
+    themselves for one, else float32 tensors ``[splits, ..]`` of their own, to be merged.
     """
     if splits == 1:
         return out, lse

@@ -1,4 +1,4 @@
-"""What the Hopper kernel of MHA decode can do, and with which tiles."""
+"""Calls that the Hopper kernel of MHA decode takes, and their tiles."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class HopperDecodeConfig:
 
 
 def hopper_lacks(q: Any, k_cache: Any, v_cache: Any, problem: DecodeProblem, features: Features) -> str | None:
-    """What of a call the Hopper kernel cannot do, None if it can do it."""
+    """Feature of a call that the Hopper kernel lacks, None if it takes the call."""
     kinds = [dtype_of(x, "q") for x in (q, k_cache, v_cache)]
     if kinds[0].itemsize != 2 or kinds[1] != kinds[2] or (kinds[1] != kinds[0] and not problem.pairs):
         return f"q of dtype {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}"
@@ -90,7 +90,7 @@ def hopper_lacks(q: Any, k_cache: Any, v_cache: Any, problem: DecodeProblem, fea
 
 
 def hopper_declined(problem: DecodeProblem) -> str | None:
-    """Why "auto" takes the portable kernel all the same, None if it does not."""
+    """Reason why "auto" takes the portable kernel all the same, None if it does not."""
     return f"pages of {problem.page_size} tokens, whose boxes are many" if problem.page_size % 16 else None
 
 
@@ -134,7 +134,7 @@ def choose_hopper(
 
 
 def parts_of(rows: int, splits: int) -> int:
-    """How many splits the last program takes at a time, 64 rows in registers. 0 where that were more
+    """Number of splits that the last program takes at a time, 64 rows in registers. 0 where that were more
     than two times: a launch that merges has many programs for it.
 
     >>> parts_of(4, 16), parts_of(8, 16), parts_of(8, 17), parts_of(4, 1)

@@ -21,7 +21,7 @@ CONSUMERS, PRODUCER = (0, 1, 2, 3), (4,)
 
 @functools.cache
 def places_of(C: HopperDecodeConstants) -> Places:
-    """NB stages of K, then of V. The sums of the warps come to stand in those of K.
+    """NB stages of K, then of V. The sums of the warps come to lie in those of K.
 
     >>> places = places_of(HopperDecodeConstants(4, 4, 1, 128, 16, 16, 16, 2, False, 0, 0))
     >>> places.tiles["k"][1].base, places.tiles["v"][0].base, places.nbytes
@@ -79,8 +79,8 @@ class HopperDecodeCTA(PartitionedCTA):
         return butterfly(np.add, in_turn(np.add, lanes))
 
     def leave(self, o: Fragments, *of_rows: Array) -> None:
-        """What each warp has, for the others, in the rings, which nobody reads any more: o in K's, 16 bytes of row r at
-        ``16 (r % 8)`` exclusive or their place in a row, and ``of_rows``, a number a row each, in V's.
+        """Leaves each warp's results, for the others, in the rings, which nobody reads any more: o in K's, 16 bytes of
+        row r at ``16 (r % 8)`` exclusive or their place in a row, and ``of_rows``, a number a row each, in V's.
         """
         address, tops = self._sums_and_tops(len(of_rows))
         self._write("sums", address, 16, np.arange(4)[:, None, None])
@@ -90,7 +90,7 @@ class HopperDecodeCTA(PartitionedCTA):
             self.smem.store(at, x.reshape(4, ROWS))
 
     def left(self, of_rows: int = 0) -> tuple[Array, ...]:
-        """What all warps have left: o ``[4, 16, W]``, and as many times ``[4, 16]``."""
+        """Results that all warps have left: o ``[4, 16, W]``, and as many times ``[4, 16]``."""
         address, tops = self._sums_and_tops(of_rows)
         self.hazards.read(self.places.region(0, address.size * 16, CONSUMERS), "sums read")
         for at in tops:

@@ -34,7 +34,7 @@ Item = tuple[int, int, int, int, int, int]
 
 @dataclass
 class HopperDecodeLaunch:
-    """What all programs share: sizes, where sequences stand, and the results."""
+    """Common part of all programs: sizes, where sequences lie, and the results."""
 
     config: HopperDecodeConfig
     pages: int

@@ -30,7 +30,7 @@ def add(a, b):
 
 @gluon.jit
 def nth_longest(lens, lens_stride, batches, max_keys, n, BATCH: gl.constexpr):
-    """As in ``kernel``: the sequence that is the ``n``-th of those ordered by the class of their length."""
+    """The same as in ``kernel``: the sequence that is the ``n``-th of those ordered by the class of their length."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     at = gl.arange(0, BATCH, layout=ONE)
     there = at < batches

@@ -47,7 +47,7 @@ load_k = load_v = load_tile
 
 
 class Constants(NamedTuple):
-    """What the kernel is compiled for.
+    """Constants that the kernel is compiled for.
 
     Columns come in pieces of W0 and W1 (V0 and V1 of V) elements of 16 bits or more; with PAIRS an element is two
     neighbouring columns of fp8, and D and DV count such elements. BOUNDED: rows see no keys before some first one. PTX:

@@ -39,7 +39,7 @@ load_q_strip = load_k_strip = load_v = load_columns
 
 
 class StreamingConstants(NamedTuple):
-    """What the kernel is compiled for; UNIT as of MHA decode."""
+    """Constants that the kernel is compiled for; UNIT as of MHA decode."""
 
     PAGE: int
     D: int

@@ -1,4 +1,4 @@
-"""What the Hopper kernel can do, and with which tiles."""
+"""Calls that the Hopper kernel takes, and their tiles."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class HopperPrefillConfig:
 
 
 def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
-    """What of a call the Hopper kernel cannot do, None if it can do it."""
+    """Feature of a call that the Hopper kernel lacks, None if it takes the call."""
     q, k, v = inputs.q, inputs.k, inputs.v
     dims = int(q.shape[-1]), int(v.shape[-1])
     features, mask = inputs.features, inputs.features.mask
@@ -139,8 +139,8 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
 
 
 def hopper_declined(problem: PrefillProblem, left: int, *, batch_invariant: bool = False) -> str | None:
-    """Why "auto" takes the portable kernel all the same, None if it does not. ``left`` is the window's left side.
-    ``batch_invariant``: no heads share a tile, and the longest sequence, another's perhaps, decides nothing.
+    """Reason why "auto" takes the portable kernel all the same, None if it does not. ``left`` is the window's left
+    side. ``batch_invariant``: no heads share a tile, and the longest sequence, another's perhaps, decides nothing.
     """
     if left < UNLIMITED and problem.head_dim > 192:
         return "a window with heads of 256, for which there are not enough registers"

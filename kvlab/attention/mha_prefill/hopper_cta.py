@@ -49,7 +49,7 @@ class HopperPrefillCTA(PartitionedCTA):
         self.smem.store(address, np.array(values, np.int32)[:, None])
 
     def tell(self, slot: int, batch: int, head: int, row: int, q_first: int, num_q: int, num_keys: int) -> None:
-        """Which tile stands in ``slot``, for the other partitions; of ragged sequences where it is, too."""
+        """Tells the tile in ``slot``, for the other partitions; of ragged sequences where it is, too."""
         self.send(slot, 0, batch, head, row, *((q_first, num_q, num_keys) if self.C.RAGGED_Q else ()))
 
     def receive(self, me: Warps, slot: int, i: int) -> int:
@@ -57,7 +57,7 @@ class HopperPrefillCTA(PartitionedCTA):
         return self._received(me, slot, i, 1)[0]
 
     def hear(self, me: Warps, slot: int, max_q: int, max_k: int) -> list[int]:
-        """What was told of the tile in ``slot``: its head, its first row, and where its sequence is."""
+        """Hears of the tile in ``slot``: its head, its first row, and where its sequence is."""
         if self.C.RAGGED_Q:
             return self._received(me, slot, 1, 5)
         return [*self._received(me, slot, 1, 2), 0, max_q, max_k]
@@ -232,7 +232,7 @@ def columns(places: Places, place: PanelTile, warps: Warps) -> Footprint:
 
 @functools.cache
 def key_order(keys: int) -> Array:
-    """Which key of V stands at each place of e4m3's operand: of 16, a lane has 2t, 2t + 1, 8 + 2t and 9 + 2t in P.
+    """Key of V at each place of e4m3's operand: of 16, a lane has 2t, 2t + 1, 8 + 2t and 9 + 2t in P.
 
     >>> key_order(16).tolist()
     [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]

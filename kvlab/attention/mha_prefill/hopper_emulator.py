@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class HopperPrefillLaunch:
-    """What all programs share: sizes, where sequences stand, results, and the number of tiles taken."""
+    """Common part of all programs: sizes, where sequences lie, results, and the number of tiles taken."""
 
     problem: PrefillProblem
     config: HopperPrefillConfig

@@ -40,7 +40,7 @@ def receive(words, i):
 
 @gluon.jit
 def tell(words, slot, batch, head, row, q_first, num_q, num_keys, RAGGED_Q: gl.constexpr):
-    """Which tile stands in ``slot``, for the other partitions; of ragged sequences where it is, too."""
+    """Tells the tile in ``slot``, for the other partitions; of ragged sequences where it is, too."""
     send(words, slot * 8, batch)
     send(words, slot * 8 + 1, head)
     send(words, slot * 8 + 2, row)
@@ -52,7 +52,7 @@ def tell(words, slot, batch, head, row, q_first, num_q, num_keys, RAGGED_Q: gl.c
 
 @gluon.jit
 def hear(words, slot, max_q, max_k, RAGGED_Q: gl.constexpr):
-    """What was told of the tile in ``slot``: its head, its first row, and where its sequence is."""
+    """Hears of the tile in ``slot``: its head, its first row, and where its sequence is."""
     head = receive(words, slot * 8 + 1)
     tile_row = receive(words, slot * 8 + 2)
     q_first = head * 0
@@ -263,7 +263,7 @@ def mask_block(
 def round_p(e, dtype: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.constexpr):
     """P as the loop carries it: wgmma's operand, or, of e4m3, words of four: as bytes they would be put together anew.
 
-    Of 16 keys a lane holds 2t, 2t + 1, 8 + 2t and 9 + 2t, which stand where wgmma has the keys 4t to 4t + 3; V's stand
+    Of 16 keys a lane holds 2t, 2t + 1, 8 + 2t and 9 + 2t, which lie where wgmma has the keys 4t to 4t + 3; V's lie
     in the same order.
     """
     if dtype.primitive_bitwidth == 16:
@@ -287,7 +287,7 @@ def round_p(e, dtype: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, LAYOUT: 
 
 @gluon.jit
 def operand_p(p, dtype: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.constexpr):
-    """What ``round_p`` has made as wgmma's operand; no instructions come of it."""
+    """Result of ``round_p`` as wgmma's operand; no instructions come of it."""
     if dtype.primitive_bitwidth == 8:
         low, high = p.to(gl.int16), (p >> 16).to(gl.int16)
         x0, x1, x2, x3 = low.to(gl.int8), (low >> 8).to(gl.int8), high.to(gl.int8), (high >> 8).to(gl.int8)

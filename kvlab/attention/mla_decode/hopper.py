@@ -1,6 +1,6 @@
 """MLA decode on Hopper in Gluon: TMA, mbarriers, asynchronous wgmma, warps specialised as producer, leader, follower.
 
-64 query rows (tokens x heads) stand in shared memory, 64 latent rows pass through it at a time, in two stages, once for
+64 query rows (tokens x heads) lie in shared memory, 64 latent rows pass through it at a time, in two stages, once for
 Q K^T and for P V. The output of 64 x 512 columns stays in the registers of two warpgroups.
 """
 

@@ -1,4 +1,4 @@
-"""What the Hopper kernel of MLA decode can do, and with which tiles."""
+"""Calls that the Hopper kernel of MLA decode takes, and their tiles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HopperMLAConstants(NamedTuple):
     latent and DR rope columns, in boxes of BOX keys of pages of PAGE.
 
     MASKED: others than the last block of keys may need a mask. LATE: the follower multiplies P V while the leader does
-    the next softmax, not before, and the next block is brought into L2; the rows of a page stand one after the other.
+    the next softmax, not before, and the next block is brought into L2; the rows of a page lie one after the other.
     BOXED: the output passes through shared memory and leaves by TMA, as whole rows.
     Registers of a thread of the FOLLOWER and of the PRODUCER; the leader has the others.
     """
@@ -64,7 +64,7 @@ class HopperMLAConfig:
 
 
 def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Features, scale: float) -> str | None:
-    """What of a call the Hopper kernel cannot do, None if it can do it."""
+    """Feature of a call that the Hopper kernel lacks, None if it takes the call."""
     page = problem.page_size
     if problem.itemsize != 2 or problem.fp8:
         return f"q of dtype {inputs.q.dtype} and a cache of {inputs.kv_cache.dtype}"
@@ -88,11 +88,12 @@ def choose_hopper(
     problem: MLADecodeProblem, *, processors: int = 132, num_splits: int | None = None, batch_invariant: bool = False,
     adjacent: bool = True,
 ) -> HopperMLAConfig:
-    """The configuration of a call that the kernel can do, on ``processors`` SMs, one program on each at most. Splits:
-    ``num_splits``, those of ``invariant_splits``, or as few as make the time shortest, counted in what an SM takes for
-    a block of 64 keys (1.9 us on an H100): for its own blocks and two for the beginning and the end of an item, but no
-    less than DRAM takes for all rows; then two for merging and one for each 8 MB of partial outputs. ``adjacent``: the
-    rows of a page stand one after the other.
+    """The configuration of a call that the kernel can do, on ``processors`` SMs, one program on each at most.
+
+    ``num_splits`` None takes those of ``invariant_splits``, or as few as make the time shortest. The time is counted in
+    what an SM takes for a block of 64 keys (1.9 us on an H100). It is that of its own blocks and of two for the beginning
+    and the end of an item, and no less than DRAM takes for all rows. Merging adds two, and one for each 8 MB of partial
+    outputs. ``adjacent``: the rows of a page lie one after the other.
 
     >>> problem = MLADecodeProblem(1, 1, 128, 512, 64, 2, 64, 65536)
     >>> choose_hopper(problem).num_splits, choose_hopper(problem).grid()

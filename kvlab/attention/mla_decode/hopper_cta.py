@@ -91,7 +91,7 @@ class HopperMLACTA(PartitionedCTA):
         self.p_full.arrive(me)
 
     def sync(self, bar: AsyncBarrier, phase: int) -> Wait:
-        """What to wait for at a barrier of the hardware, which counts its phases itself."""
+        """Object to wait for at a barrier of the hardware, which counts its phases itself."""
         return bar, phase
 
     def put(self, me: Warps, which: int, values: Array) -> None:

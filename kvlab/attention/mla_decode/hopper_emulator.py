@@ -31,7 +31,7 @@ PARTS = 3  # products of Q K^T
 
 @dataclass
 class HopperMLALaunch:
-    """What all programs share: sizes, where sequences stand, and the results."""
+    """Common part of all programs: sizes, where sequences lie, and the results."""
 
     config: HopperMLAConfig
     heads: int

@@ -95,7 +95,7 @@ def load_keys(desc, boxes, bar, at, col, pages, row, PANELS: gl.constexpr, C: gl
 
 @gluon.jit
 def expect_keys(kv, kv_page, table, key, num_keys, C: gl.constexpr):
-    """Bring the rows of a block, which stand one after the other in a page, into L2: a lane for each box."""
+    """Bring the rows of a block, which lie one after the other in a page, into L2: a lane for each box."""
     lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     token = key + lane * C.BOX
     there = (lane < C.BN // C.BOX) & (token < num_keys)
@@ -128,7 +128,7 @@ def mask_rows(s, token, key, first_limit, tokens, C: gl.constexpr, S_LAYOUT: gl.
 
 @gluon.jit
 def clean_rows(k_s, half, end, C: gl.constexpr):
-    """Zero the rows of half a V tile from ``end`` on: what stands behind a sequence may be anything; 0 * NaN is NaN."""
+    """Zero the rows of half a V tile from ``end`` on: what lies behind a sequence may be anything; 0 * NaN is NaN."""
     PANELS: gl.constexpr = C.DV // 2 // PANEL
     REGISTERS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     panels = operand(k_s, C.BN, PANEL, k_s.shape[0] * PANELS)

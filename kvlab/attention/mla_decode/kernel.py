@@ -36,8 +36,8 @@ from .config import MLADecodeConfig, MLADecodeProblem
 
 
 class MLAConstants(NamedTuple):
-    """What the kernel is compiled for. ONE: the keys of a tile are in one page. BOUNDED: rows see no keys before some
-    first one.
+    """Constants that the kernel is compiled for. ONE: the keys of a tile are in one page. BOUNDED: rows see no keys
+    before some first one.
     """
 
     PAGE: int
@@ -93,7 +93,7 @@ def scores(q, q_rope, k, k_rope, by_key):
 
 @triton.jit
 def load_v(k):
-    """V: the latent part of the K tile, where it stands."""
+    """V: the latent part of the K tile, where it lies."""
     return k
 
 

@@ -8,18 +8,18 @@ import numpy as np
 
 from kvlab.cache.page_table import check_tables
 from kvlab.cache.paged import PagedKVCache
-from kvlab.cache.pointer import UnsafePointer, null
+from kvlab.cache.pointer import UnsafePointer
 from kvlab.cache.row_indices import PagedRowIndices, aligned_rows, populate_rows
 from kvlab.cache.static_params import KVCacheStaticParams
-from kvlab.cache.stored_scales import zeros_at
+from kvlab.cache.stored_scales import Unquantized, zeros_at
 from kvlab.cache.tma_descriptors import TmaTiles
 from kvlab.cache.view import KVCacheView
 from kvlab.common.arrays import to_numpy
 from kvlab.common.checks import Int64, count, integers
-from kvlab.memory import float32, invalid
+from kvlab.memory import float32
 
 
-class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
+class ContinuousBatchingKVCache(Unquantized, TmaTiles, KVCacheView):
     """K or V of one layer, a whole block for each sequence; a view: it owns no memory.
 
     Parameters
@@ -43,10 +43,6 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
 
     page_size_ = 0
     """There are no pages."""
-
-    quantization_enabled = False
-    quantization_granularity = 1
-    scale_dtype = invalid
 
     def __init__(
         self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int, *,
@@ -123,16 +119,6 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
 
     def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, scales: Any) -> None:
         """Stores nothing: a continuous cache has no scales."""
-
-    def scales_block_paged_ptr(
-        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0
-    ) -> UnsafePointer:
-        """The null pointer."""
-        return null(float32)
-
-    def scales_raw_ptr(self) -> UnsafePointer:
-        """The null pointer."""
-        return null(float32)
 
     def paged(self) -> PagedKVCache:
         """The same bytes as a paged cache whose page is a block.

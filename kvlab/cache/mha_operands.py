@@ -13,13 +13,13 @@ from kvlab.cache.protocol import KVCacheT
 from kvlab.cache.row_indices import PagedRowIndices, populate_rows
 from kvlab.cache.static_params import KVCacheStaticParams
 from kvlab.cache.storage import BlockStorage
-from kvlab.cache.stored_scales import ScaleStorage, zeros_at
+from kvlab.cache.stored_scales import ScaleStorage, Unquantized, zeros_at
 from kvlab.cache.tma_descriptors import depth_strip
 from kvlab.common.arrays import as_array, to_numpy
 from kvlab.common.checks import Int64, count, index, integers, plain
 from kvlab.hardware import RaggedTMA3DTile, TmaDescriptor, TMAGather4Tile, TMATensorTile, create_kv_tile
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import Memory, float32, invalid
+from kvlab.memory import Memory, float32
 
 
 class _Windows:
@@ -80,28 +80,14 @@ class KVCacheMHAOperand(_Windows):
         raise ValueError(f"KVCacheMHAOperand has no scale_tma_tile of BMN {BMN}: the scales of a cache lie in pages")
 
 
-class _Unquantized:
+class _Unquantized(Unquantized):
     """Of an operand that has no scales beside its elements."""
-
-    quantization_enabled = False
-    quantization_granularity = 1
-    scale_dtype = invalid
 
     def load_scale(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any, *, width: int = 1
     ) -> np.ndarray[Any, Any]:
         """Zeros of float32, ``width`` for each place."""
         return zeros_at(float32, width, batch_idx, start_tok_idx, head_idx, head_dim_idx)
-
-    def scales_block_paged_ptr(
-        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0
-    ) -> UnsafePointer:
-        """The null pointer."""
-        return null(float32)
-
-    def scales_raw_ptr(self) -> UnsafePointer:
-        """The null pointer."""
-        return null(float32)
 
 
 class _Untiled:

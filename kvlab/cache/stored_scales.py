@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.cache.pointer import UnsafePointer, null
 from kvlab.cache.storage import BlockStorage
 from kvlab.common.checks import Int64, count, integers
+from kvlab.memory import float32, invalid
 
 
 class ScaleStorage(BlockStorage):
@@ -51,6 +53,24 @@ class ScaleStorage(BlockStorage):
                 f"width {width} from head_dim_idx {int(dim[bad].flat[0])} crosses a multiple of the granularity "
                 f"{self.granularity}: one load has one scale"
             )
+
+
+class Unquantized:
+    """Of a cache or an operand that has no scales."""
+
+    quantization_enabled = False
+    quantization_granularity = 1
+    scale_dtype = invalid
+
+    def scales_block_paged_ptr(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0
+    ) -> UnsafePointer:
+        """The null pointer."""
+        return null(float32)
+
+    def scales_raw_ptr(self) -> UnsafePointer:
+        """The null pointer."""
+        return null(float32)
 
 
 def zeros_at(dtype: Any, width: int, *indices: Any) -> np.ndarray[Any, Any]:

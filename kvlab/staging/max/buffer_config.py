@@ -44,30 +44,10 @@ class KBufferConfig:
     BK: int
     WN: int
 
-    @property
-    def wtile_dim0(self) -> int:
-        return self.WN
-
-    @property
-    def wtile_dim1(self) -> int:
-        return self.BK
-
-    @property
-    def wsize(self) -> int:
-        """Keys whose fragments make up a k group."""
-        return self.wtile_dim0
-
-    @property
-    def btile_dim0(self) -> int:
-        return self.BN
-
-    @property
-    def btile_dim1(self) -> int:
-        return self.BK
-
-    @property
-    def iterator_axis(self) -> int:
-        return 1
+    iterator_axis = 1
+    wtile_dim0 = wsize = property(lambda k: k.WN, doc="Keys whose fragments make up a k group.")
+    wtile_dim1 = btile_dim1 = property(lambda k: k.BK)
+    btile_dim0 = property(lambda k: k.BN)
 
     def get_wtile_coord(self, warp_col: Any) -> tuple[Any, Any]:
         """``(warp_col, 0)``."""
@@ -88,30 +68,12 @@ class VBufferConfig:
     WN: int
     depth: int
 
-    @property
-    def wtile_dim0(self) -> int:
-        return self.BK
-
-    @property
-    def wtile_dim1(self) -> int:
-        return self.depth // (self.BN // self.WN)
-
-    @property
-    def wsize(self) -> int:
-        """Columns whose fragments make up a k group."""
-        return self.wtile_dim1
-
-    @property
-    def btile_dim0(self) -> int:
-        return self.BK
-
-    @property
-    def btile_dim1(self) -> int:
-        return self.depth
-
-    @property
-    def iterator_axis(self) -> int:
-        return 0
+    iterator_axis = 0
+    wtile_dim0 = btile_dim0 = property(lambda v: v.BK)
+    wtile_dim1 = wsize = property(
+        lambda v: v.depth // (v.BN // v.WN), doc="Columns whose fragments make up a k group."
+    )
+    btile_dim1 = property(lambda v: v.depth)
 
     def get_wtile_coord(self, warp_col: Any) -> tuple[Any, Any]:
         """``(0, warp_col)``."""

@@ -78,6 +78,12 @@ class DecodeKVBuffer(Drawn):
     load_layout = Member[Layout]()
     mma_layout = Member[Layout]()
     smem_layout = Member[Layout]()
+    wtile_dim0 = Member[int]("config")
+    wtile_dim1 = Member[int]("config")
+    wsize = Member[int]("config")
+    iterator_axis = Member[int]("config")
+    _btile_dim0 = Member[int]("config")
+    _btile_dim1 = Member[int]("config")
 
     def __init__(
         self, params: DecodeKVBufferParams, cache: KVCacheT | MHAOperand, batch_idx: Any, head_idx: Any,
@@ -129,30 +135,6 @@ class DecodeKVBuffer(Drawn):
     def config(self) -> KVBufferConfig:
         """Sizes that the role decides."""
         return self.params.role_config
-
-    @property
-    def wtile_dim0(self) -> int:
-        return self.config.wtile_dim0
-
-    @property
-    def wtile_dim1(self) -> int:
-        return self.config.wtile_dim1
-
-    @property
-    def wsize(self) -> int:
-        return self.config.wsize
-
-    @property
-    def iterator_axis(self) -> int:
-        return self.config.iterator_axis
-
-    @property
-    def _btile_dim0(self) -> int:
-        return self.config.btile_dim0
-
-    @property
-    def _btile_dim1(self) -> int:
-        return self.config.btile_dim1
 
     @property
     def _thread_rows(self) -> int:

@@ -17,14 +17,8 @@ SUFFIX = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
 
 
 @dataclass(frozen=True)
-class PanelTile:
-    """``rows x cols`` elements of ``itemsize`` bytes at byte ``base``, cut into panels of ``width`` bytes a row, one
-    after the other.
-
-    >>> tile = PanelTile(rows=64, cols=128, base=0)
-    >>> tile.address(np.array([1, 1, 0]), np.array([0, 1, 8])).tolist()  # 16-byte vectors; 8: the second panel
-    [144, 128, 8192]
-    """
+class PlainRows:
+    """``rows x cols`` elements of ``itemsize`` bytes at byte ``base``, row after row: e4m3 before it is converted."""
 
     rows: int
     cols: int
@@ -32,18 +26,32 @@ class PanelTile:
     itemsize: int = 2
 
     @property
-    def width(self) -> int:
-        """Bytes of a panel's row: the swizzle width."""
-        return min(self.itemsize * self.cols, 128)
-
-    @property
     def vectors(self) -> int:
-        """16-byte vectors of a row, in all panels."""
+        """16-byte vectors of a row."""
         return self.itemsize * self.cols // 16
 
     @property
     def nbytes(self) -> int:
         return self.itemsize * self.rows * self.cols
+
+    def address(self, row: IntArray, vector: IntArray) -> IntArray:
+        """Byte address of 16-byte ``vector`` of ``row``."""
+        return self.base + row * self.cols * self.itemsize + 16 * vector
+
+
+@dataclass(frozen=True)
+class PanelTile(PlainRows):
+    """The same elements cut into panels of ``width`` bytes a row, one after the other, swizzled as TMA would.
+
+    >>> tile = PanelTile(rows=64, cols=128, base=0)
+    >>> tile.address(np.array([1, 1, 0]), np.array([0, 1, 8])).tolist()  # 16-byte vectors; 8: the second panel
+    [144, 128, 8192]
+    """
+
+    @property
+    def width(self) -> int:
+        """Bytes of a panel's row: the swizzle width."""
+        return min(self.itemsize * self.cols, 128)
 
     def descriptor(self, row: int, col: int, *, along_rows: bool) -> SmemDescriptor:
         """The operand that starts at ``(row, col)``; ``along_rows``: the rows are contracted (V), else the columns."""
@@ -59,29 +67,6 @@ class PanelTile:
         linear = self.base + panel * self.rows * self.width + row * self.width + within
         swizzled: IntArray = self.descriptor(0, 0, along_rows=False).swizzle.swizzle()(linear)
         return swizzled
-
-
-@dataclass(frozen=True)
-class PlainRows:
-    """``rows x cols`` elements at byte ``base``, row after row: e4m3 before it is converted."""
-
-    rows: int
-    cols: int
-    base: int
-    itemsize: int = 1
-
-    @property
-    def vectors(self) -> int:
-        """16-byte vectors of a row."""
-        return self.itemsize * self.cols // 16
-
-    @property
-    def nbytes(self) -> int:
-        return self.itemsize * self.rows * self.cols
-
-    def address(self, row: IntArray, vector: IntArray) -> IntArray:
-        """Byte address of 16-byte ``vector`` of ``row``."""
-        return self.base + (row * self.cols + 16 // self.itemsize * vector) * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -169,7 +154,7 @@ class WgmmaShape:
         return self.ahead if self.converted[role] else self.ahead + 1
 
     @property
-    def places(self) -> dict[str, PanelTile | PlainRows]:
+    def places(self) -> dict[str, PlainRows]:
         """Places of Q (``"q"``) and of the stages of K and V (``"k0"``, ``"k1"``, ``"v0"``, ``"v1"``) when they are
         multiplied; K and V before they are converted (``"k plain0"``, ``"v plain0"``)."""
         return _places(self)
@@ -182,14 +167,14 @@ class WgmmaShape:
 
 
 @functools.cache
-def _places(shape: WgmmaShape) -> dict[str, PanelTile | PlainRows]:
+def _places(shape: WgmmaShape) -> dict[str, PlainRows]:
     size, p_size = shape.dtype.itemsize, shape.p_dtype.itemsize
     v = (shape.v_width, shape.BN) if shape.v_transposed else (shape.BN, shape.v_width)
     tiles = [("q", (shape.BM, shape.BD), size)]
     panels = {role: 1 if shape.converted[role] else shape.stages(role) for role in "kv"}
     tiles += [(f"k{stage}", (shape.BN, shape.BD), size) for stage in range(panels["k"])]
     tiles += [(f"v{stage}", v, p_size) for stage in range(0 if shape.v_in_k else panels["v"])]
-    base, places = 0, dict[str, PanelTile | PlainRows]()
+    base, places = 0, dict[str, PlainRows]()
     for at, (rows, cols), itemsize in tiles:
         if rows * cols:
             places[at] = PanelTile(rows, cols, base, itemsize)

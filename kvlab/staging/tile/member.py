@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 class Member(Generic[T]):
-    """``name = Member[int]()`` in a class whose instances have ``params``: reads ``params.name``. MAX's internal names
-    begin with an underscore, the parameters' do not.
+    """``name = Member[int]()`` in a class whose instances have ``params``: reads ``params.name``, or that of another
+    part (``Member[int]("config")``). MAX's internal names begin with an underscore, those of the part do not.
 
     >>> class Buffer:
     ...     _size = Member[int]()
@@ -22,13 +22,16 @@ class Member(Generic[T]):
     3
     """
 
+    def __init__(self, part: str = "params") -> None:
+        self.part = part
+
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, buffer: Any, owner: type | None = None) -> T:
         if buffer is None:
             return self  # type: ignore[return-value]  # the class attribute itself
-        return getattr(buffer.params, self.name.lstrip("_"))
+        return getattr(getattr(buffer, self.part), self.name.lstrip("_"))
 
 
 class KVBufferMembers:

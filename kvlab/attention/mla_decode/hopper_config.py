@@ -91,9 +91,9 @@ def choose_hopper(
     """The configuration of a call that the kernel can do, on ``processors`` SMs, one program on each at most.
 
     ``num_splits`` None takes those of ``invariant_splits``, or as few as make the time shortest. The time is counted in
-    what an SM takes for a block of 64 keys (1.9 us on an H100). It is that of its own blocks and of two for the beginning
-    and the end of an item, and no less than DRAM takes for all rows. Merging adds two, and one for each 8 MB of partial
-    outputs. ``adjacent``: the rows of a page lie one after the other.
+    what an SM takes for a block of 64 keys (1.9 us on an H100). It is that of its own blocks and of two for the
+    beginning and the end of an item, and no less than DRAM takes for all rows. Merging adds two, and one for each 8 MB
+    of partial outputs. ``adjacent``: the rows of a page lie one after the other.
 
     >>> problem = MLADecodeProblem(1, 1, 128, 512, 64, 2, 64, 65536)
     >>> choose_hopper(problem).num_splits, choose_hopper(problem).grid()

@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUN, COMMON = 6, 8
 """Lines that make a repetition, and places that make a habit."""
 MOST_FILES, MOST_OF_A_KERNEL, MOST_PARAMETERS = 25, 32, 12
-FEATURES = ("softcap", "sinks", "alibi_slopes", "window", "rope")
+FEATURES = ("softcap", "sinks", "alibi_slopes", "temperature", "window", "rope")
 ARCHITECTURES = ("sm_80", "sm_90", "gfx942", "gfx950")
 KNOW_THEM = ("kvlab/hardware/", "kvlab/attention/machines/")
 PREFIX = re.compile(r"(sm_|gfx)\w*")

@@ -40,6 +40,7 @@ class FeatureCase:
     softcap: float = 0.0
     sinks: bool = False
     alibi: str = ""
+    temperature: bool = False
     scales: str = ""
     seed: int = 0
 
@@ -86,6 +87,8 @@ class FeatureCase:
         if self.alibi:
             shape = (len(lens), q_heads) if self.alibi == "sequence" else (q_heads,)
             options["alibi_slopes"] = rng.random(shape).astype(f32) / 8
+        if self.temperature:
+            options["temperature"] = rng.uniform(-2, 2, q_heads).astype(f32)
         if self.scales:
             shapes: dict[str, Any] = {"number": None, "head": (kv_heads,), "token": slots}
             for name in ("k_scale", "v_scale"):
@@ -192,6 +195,8 @@ FEATURES = [
     FeatureCase(alibi="head", S=2),
     FeatureCase(alibi="sequence", dtype="fp16", splits=2, storage="hnd"),
     FeatureCase(mask="bias", window=40, softcap=3.0, sinks=True, alibi="head", S=3, splits=2),
+    FeatureCase(softcap=1.0, sinks=True, alibi="sequence", temperature=True, S=3, splits=2),
+    FeatureCase(D=128, kv=FP8, scales="head", temperature=True, heads=(6, 3), S=2),
     FeatureCase(D=128, kv=FP8),
     FeatureCase(D=128, kv=FP8, scales="number", dtype="fp16", S=2, splits=2, storage="halves"),
     FeatureCase(D=128, kv=FP8, scales="head", page=64, heads=(5, 1)),

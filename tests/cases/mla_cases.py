@@ -50,6 +50,7 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     slopes: bool = False
+    temperature: bool = False
     seed: int = 0
 
     def __str__(self) -> str:
@@ -64,6 +65,7 @@ class Case:
         name += f"-window{self.window}".replace(" ", "") if self.window is not None else ""
         name += f"-{type(self.mask).__name__}" if self.mask else ""
         flags = {"scale" + self.k_scale: self.k_scale, "cap": self.softcap, "sinks": self.sinks, "slopes": self.slopes}
+        flags["temperature"] = self.temperature
         return name + "".join(f"-{word}" for word, there in flags.items() if there)
 
     def build(self) -> Inputs:
@@ -87,6 +89,7 @@ class Case:
         more: dict[str, Any] = {"mask": self.mask, "window": self.window, "softcap": self.softcap}
         more["sinks"] = rng.standard_normal(self.H).astype(np.float32) if self.sinks else None
         more["alibi_slopes"] = rng.uniform(0, 0.1, (batch, self.H)).astype(np.float32) if self.slopes else None
+        more["temperature"] = rng.uniform(-2, 2, self.H).astype(np.float32) if self.temperature else None
         if dtype == float8_e4m3fn:
             more["q_scale"] = np.array([0.625], np.float32) if self.k_scale == "head" else 0.625
         if self.k_scale:

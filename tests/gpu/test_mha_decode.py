@@ -82,6 +82,7 @@ LARGER = [
     for scales, page, splits in (("number", 64, None), ("head", 16, 1), ("token", 128, 7))
 ] + [
     FeatureCase((4096, 100), heads=(32, 8), D=128, window=600, sinks=True, splits=4, page=64),
+    FeatureCase((3000, 17), heads=(32, 8), D=128, softcap=4.0, sinks=True, alibi="head", temperature=True, S=3),
     FeatureCase((3000, 1), heads=(16, 2), D=128, mask="chunked causal", S=4, kv=FP8),
     FeatureCase((1000, 999), heads=(12, 4), D=192, Dv=128, softcap=5.0, alibi="head", S=2),
 ]

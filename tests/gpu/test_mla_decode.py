@@ -39,6 +39,7 @@ FEATURES = [
     Case((300, 17), H=16, columns=FULL, page=64, row="rope-aware", k_scale="token", dtype="fp8"),
     Case((2000, 150), H=128, columns=FULL, page=64, window=300, S=2, splits=3, slopes=True),
     Case((600, 90), H=20, columns=FULL, page=48, mask=ChunkedMask(256), sinks=True, S=4),
+    Case((700, 33), H=20, columns=FULL, page=64, softcap=4.0, sinks=True, slopes=True, temperature=True, S=2),
     Case((600, 90), H=40, columns=FULL, page=64, mask=MaterializedMask(BIAS), sinks=True, splits=2),
 ]
 GRID = [

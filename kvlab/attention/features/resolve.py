@@ -1,6 +1,6 @@
 """Features of an attention call, besides q, k, v and scale; the same keywords for every operation.
 
-``resolve_features`` checks the keywords ``softcap, sinks, alibi_slopes, q_scale, k_scale, v_scale`` and puts them with
+``resolve_features`` checks the keywords of :class:`~.options.FeatureOptions` but mask and window and puts them with
 the plan of the mask (:func:`kvlab.attention.masks.resolve_mask`) into one :class:`Features`, which the launch functions
 of all three siblings take. ``in_base`` gives an lse as ``base2`` asks, ``kv_view`` pages as ``kv_layout`` says.
 """

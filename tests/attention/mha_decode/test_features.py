@@ -70,6 +70,7 @@ def cases(draw: st.DrawFn) -> FeatureCase:
         softcap=draw(st.sampled_from([0.0, 2.0])),
         sinks=draw(st.booleans()),
         alibi=draw(st.sampled_from(["", "head", "sequence"])),
+        temperature=draw(st.booleans()),
         scales=draw(st.sampled_from(["", "number", "head", "token"])) if kv else "",
         seed=draw(st.integers(0, 1000)),
     )
@@ -97,7 +98,8 @@ def test_depths_of_gfx950(D: int) -> None:
     "case",
     [
         FeatureCase(
-            (70, 0), mask="bias", window=40, softcap=3.0, sinks=True, alibi="head", S=2, splits=2, heads=(2, 1)
+            (70, 0), mask="bias", window=40, softcap=3.0, sinks=True, alibi="head", temperature=True, S=2, splits=2,
+            heads=(2, 1)
         ),
         FeatureCase((70, 9), mask="chunked", alibi="sequence", heads=(2, 1), dtype="fp32"),
         FeatureCase((70, 3), D=192, Dv=128, heads=(2, 2), kv=FP8, scales="token", splits=2),

@@ -96,3 +96,15 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     sentences = {place: re.split(r"(?<=[.;])\s", text.partition("\n\n")[0]) for place, text in prose.items()}
     long = {place: [s for s in said if len(s.split()) > LONGEST] for place, said in sentences.items()}
     assert not {place: said for place, said in long.items() if said}
+
+
+def test_errors_speak_in_one_voice() -> None:
+    """A law of style: a message says "must be ..."; what is accepted, expected or wanted is said in no other words."""
+    other = re.compile(r"\b(is|are) (accepted|wanted|needed)\b|: expected |\bis not one of\b|\bis outside \[")
+    found = []
+    for path in sorted(Path(kvlab.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            refused = isinstance(node, ast.Raise) and "OutOfBounds" not in ast.unparse(node)
+            if refused and other.search(" ".join(re.split(r"[\"']\s*f?[\"']", ast.unparse(node)))):
+                found.append(f"{path}:{node.lineno}")
+    assert not found

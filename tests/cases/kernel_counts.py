@@ -15,6 +15,7 @@ from benchmarks.truth.whole import KERNELS, opcode
 from kvlab.hardware import copy_wavefronts, count_wavefronts, cp_async, sectors, tma
 from kvlab.staging import Traffic
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
+from kvlab.staging.tile import tile_copies
 
 RECORD = records.read("kernels")
 SECTOR, LANE = 32, np.arange(32)
@@ -70,10 +71,12 @@ class TmaTrace:
 
 
 def emulated(name: str, module: Any, copy: str, trace: Any) -> Traffic:
-    """What the emulator of a kernel of the record counts; ``trace`` stands in for ``module.copy``."""
+    """What the emulator of a kernel of the record counts; ``trace`` stands in for ``module.copy``, and for that of
+    ``tile_copies``."""
     traffic = Traffic()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, copy, trace)
+        for each in (module, tile_copies):
+            patch.setattr(each, copy, trace)
         KERNELS[name].emulate(traffic)
     return traffic
 

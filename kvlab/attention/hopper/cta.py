@@ -16,6 +16,7 @@ from kvlab.staging.record.footprint import ByteCells, Footprint
 from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
 from kvlab.staging.tile.launched_cta import LaunchedCTA
+from kvlab.staging.tile.tile_copies import copy_boxes
 
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]
@@ -140,9 +141,8 @@ class PartitionedCTA(LaunchedCTA):
     ) -> None:
         """Boxes of TMA to buffer ``i`` of a role, byte ``offset`` of it each, whose bytes an mbarrier expects."""
         place = self.places.tiles[role][i]
-        nbytes = offset.size * self.boxes[box].transaction_bytes
-        self.hazards.copy_bulk(self.places.whole(role, i, me), bar, nbytes, f"{role.split()[0]} copy", i)
-        tma.load(self.boxes[box], at, self.smem, place.base + offset)
+        into, what = self.places.whole(role, i, me), f"{role.split()[0]} copy"
+        copy_boxes(self.smem, self.hazards, self.boxes[box], at, place.base + offset, into, bar, what, i)
         self.traffic.move("DRAM->SMEM", place.nbytes)
 
     def store(self, box: str, at: tuple[Any, ...], address: Array | int) -> None:

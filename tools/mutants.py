@@ -347,6 +347,21 @@ def put_in_place(module: types.ModuleType, text: str, path: str) -> None:
     changed = types.ModuleType(module.__name__)
     changed.__file__, changed.__package__ = path, module.__package__
     exec(compile(text, path, "exec"), changed.__dict__)
+    _renew(module, changed)
+    if any(name.endswith("_kernel") for name in vars(changed)):  # compiled from these functions elsewhere
+        home = importlib.import_module("kvlab.attention.features.kernel")
+        again = types.ModuleType(home.__name__)
+        again.__file__, again.__package__ = home.__file__, home.__package__
+        exec(compile(Path(inspect.getfile(home)).read_text(), inspect.getfile(home), "exec"), again.__dict__)
+        for name, new in vars(again).items():
+            if hasattr(new, "fn"):
+                old = vars(home)[name]
+                vars(old).clear()
+                vars(old).update(vars(new))
+
+
+def _renew(module: types.ModuleType, changed: types.ModuleType) -> None:
+    """Give functions and kernels of a module the code of those of another of the same name."""
     for name, new in vars(changed).items():
         new, old = inspect.unwrap(new), inspect.unwrap(vars(module).get(name))
         if isinstance(new, types.FunctionType) and new.__module__ == module.__name__:
@@ -373,7 +388,7 @@ class Runner:
         module = importlib.import_module(f"kvlab.attention.{mutant.file[:-3].replace('/', '.')}")
         text = Path(inspect.getfile(module)).read_text()
         began, tried = time.monotonic(), 0
-        chosen = [item for item in fitting(self.items, mutant.file) if self.sound.get((mutant.file, item.nodeid), True)]
+        chosen = [item for item in fitting(self.items, mutant) if self.sound.get((mutant.file, item.nodeid), True)]
         order = sorted(chosen, key=lambda item: -self.kills[item.nodeid])
         while True:
             state, by, tests = self._fork(order, seconds, module, mutant.source(text))
@@ -445,9 +460,10 @@ class Runner:
         say("passed")
 
 
-def fitting(items: Sequence[Any], file: str) -> list[Any]:
-    """The tests that fit a file, pairwise tables first."""
-    folder, _, side = file.rpartition("/")
+def fitting(items: Sequence[Any], mutant: Mutant) -> list[Any]:
+    """The tests that fit a mutant's side, pairwise tables first."""
+    folder, _, side = mutant.file.rpartition("/")
+    side = "kernel.py" if mutant.function.endswith("_kernel") else side  # a twin beside the emulator's
     operations = PARTS.get(folder, (folder,))
     tables = [name for operation in operations for name in PAIRS.get(operation, (operation,))]
     test = "test_kernel" if side == "kernel.py" else "test_emulator"
@@ -519,6 +535,9 @@ def files_of(asked: Sequence[str]) -> list[str]:
     """``mha_decode`` -> its kernel and its emulator; all of them for nothing."""
     every = [f"{name}/{side}" for name in {**OPERATIONS, **PARTS} for side in ("emulator.py", "kernel.py")]
     every = [file for file in every if (ATTENTION / file).is_file()]
+    twins = (path for folder in ("features", "tiles") for path in sorted((ATTENTION / folder).glob("*.py")))
+    every += [str(path.relative_to(ATTENTION)) for path in twins if "_kernel(" in path.read_text()]
+    every = list(dict.fromkeys(every))
     found = [file for file in every if not asked or file in asked or file.rpartition("/")[0] in asked]
     unknown = [a for a in asked if a not in every and a not in (*OPERATIONS, *PARTS)]
     if unknown:

@@ -74,12 +74,11 @@ def hide(
     the first key that it sees, and the one after the last, ``[P, BM]``. bounded : some row may not see the first keys.
     """
     batch, head, token, is_row, first, limit = rows
-    if features.mask.bias is not None:
-        limit = np.where(is_row, limit, 0)  # what has no row in the bias is not read
     visible = s.by_column(key) < s.by_row(limit)
     if bounded:
         visible = visible & (s.by_column(key) >= s.by_row(first))
     if features.mask.bias is not None:
+        visible = visible & s.by_row(is_row)
         s, visible = add_bias(s, visible, features.mask.bias, batch, head, token, key)
     return s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
 
@@ -108,11 +107,10 @@ def adjust_kernel(s, factor, slope, scale, features, numbers, position, key):
 def hide_kernel(s, rows, key, features, numbers, bounded):
     """Scores, -inf where a row does not see the key, as of ``hide``."""
     batch, head, token, is_row, first, limit = rows
-    if features.bias is not None:
-        limit = tl.where(is_row, limit, 0)  # what has no row in the bias is not read
     visible = key[None, :] < limit[:, None]
     if bounded:
         visible = visible & (key[None, :] >= first[:, None])
     if features.bias is not None:
+        visible = visible & is_row[:, None]
         s, visible = add_bias_kernel(s, visible, features.bias, numbers, batch, head, token, key)
     return tl.where(visible, s, -float("inf"))

@@ -245,7 +245,7 @@ def test_an_emulator_edited_after_its_import_is_refused(seeded: Any) -> None:
 def test_bad_input_says_what_is_accepted() -> None:
     with pytest.raises(ValueError, match=r"twin='reduce' is unknown; this operation has attend, normalise"):
         lockstep("mirror_toy", make_case(), twin="reduce")
-    with pytest.raises(ValueError, match=r"programs=\[24\].*not in any grid"):
+    with pytest.raises(ValueError, match=r"programs=\[24\]: 24 must be in a grid"):
         lockstep("mirror_toy", make_case(), programs=24)
     with pytest.raises(ValueError, match=r"programs=-1: give program indices >= 0"):
         lockstep("mirror_toy", make_case(), programs=-1)

@@ -78,8 +78,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         converted on its way; of another of the same size, where it is multiplied."""
         own = None if self._load("k", tile) or self.shape.pairs else tile.dtype
         self._state_read("k")
-        k = self._read("k", active, own)
-        return k if own is None else k.with_values(k.values.astype(self.shape.dtype, copy=False))
+        return self._read("k", active, own)
 
     def load_v(self, tile: TileTensor | None, active: BoolArray) -> Fragments:
         """V tile into shared memory (None: it lies there, with ``v_in_k``), then transposed to the B fragments of
@@ -108,7 +107,8 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
     ) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given. ``role`` as in :meth:`load_q`."""
         self._state_read(role)
-        return self._multiply("qk", self._read(role, active), k, self._zeros(self.shape.BN) if s is None else s)
+        a, k = self._read(role, active), k.with_values(k.values.astype(self.shape.dtype, copy=False))
+        return self._multiply("qk", a, k, self._zeros(self.shape.BN) if s is None else s)
 
     def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
         """The A fragments of P: rounded to the dtype of the product, through shared memory and ldmatrix; or where they

@@ -74,7 +74,8 @@ def attend(q_array, k_rows, features, scale, traffic):
 
 
 def report(kernel: str = KERNEL, emulator: str = EMULATOR, **more: Any) -> Report:
-    return check_sources(kernel, emulator, "attend", "attend", **{"synonyms": {}, **more})
+    told = {"features.sinks is not None": "SINKS", "features.sinks": "sinks_ptr", **more.pop("synonyms", {})}
+    return check_sources(kernel, emulator, "attend", "attend", synonyms=told, **more)
 
 
 def change(text: str, old: str, new: str) -> str:

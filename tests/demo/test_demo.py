@@ -16,6 +16,7 @@ import pytest
 
 from kvlab.attention.mha_decode import emulator
 from kvlab.attention.mha_decode.config import DecodeConfig
+from kvlab.attention.tiles import online_softmax
 from kvlab.data import load_capture, load_smollm2
 from kvlab.demo import pictures
 from kvlab.demo import summary as table
@@ -52,7 +53,7 @@ def test_a_users_capture_is_decoded_and_shown(small: Path, tmp_path: Path, capsy
 
 @pytest.mark.interpreter
 def test_an_emulator_that_differs_is_found(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulator, "LN2", np.float32(0.7))  # a wrong lse at the end, seen by lockstep only
+    monkeypatch.setattr(online_softmax, "LN2", 0.7)  # a wrong lse at the end, seen by lockstep only
     monkeypatch.setattr(emulator, "LOG2E", 1.5)  # a wrong scale, seen by both
     assert main(["--input", str(small), "--output", str(tmp_path)]) == 1
 

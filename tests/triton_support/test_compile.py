@@ -106,7 +106,7 @@ def test_a_derived_signature_compiles(kernels):
 
 
 def test_bad_input_is_named(kernels):
-    with pytest.raises(ValueError, match="'sm_70' is not one of sm_80, sm_86"):
+    with pytest.raises(ValueError, match="target is 'sm_70': must be one of sm_80, sm_86"):
         compile_kernel(kernels.copy_kernel, {}, {}, "sm_70")
     with pytest.raises(ValueError, match=r"missing: \['n'\], unknown: \['m'\]"):
         compile_kernel(kernels.copy_kernel, {"x": "*i32", "y": "*i32", "m": "i32"}, {"B": 16})

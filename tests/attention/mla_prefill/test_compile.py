@@ -75,9 +75,12 @@ MATRIX += TIGHT
 def test_attend(case: Case, target: str) -> None:
     made, config = compiled(case, target)
     assert has_room(made, shared_bytes(config, case.build().problem(), family(target)))
-    spilled = {  # a register or two of MAX's tile; six of a tile of 256 + 128 columns that pages hold
+    spilled = {  # a register or two of MAX's tile; twelve of a tile of 256 + 128 columns that pages hold; two to four
+        # of Triton 3.6 where e4m3 has scales of tokens: tiles seen in part and whole ones are one text
         ("3.9", "gfx950", PAGED): 2, ("3.9", "gfx942", PAGED): 1,
-        ("3.6", "sm_80", replace(PAGED, columns=WIDE.columns)): 24,
+        ("3.6", "sm_80", replace(PAGED, columns=WIDE.columns)): 48,
+        **{("3.6", "sm_90", replace(BY_TOKEN, columns=columns)): size
+           for columns, size in ((BY_TOKEN.columns, 8), ((192, 64, 192), 16), (WIDE.columns, 16))},
     }
     assert made.spills <= spilled.get((str(installed())[:3], target, case), 0)
     assert made.shared <= SHARED[target]

@@ -55,3 +55,11 @@ def test_the_recipe_of_a_feature_lists_its_files() -> None:
 def test_the_glossary_is_in_order() -> None:
     words = re.findall(r"^\| (\S[^|]*?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)[1:]
     assert words == sorted(words, key=str.lower)
+
+
+@pytest.mark.interpreter
+def test_the_recipe_of_one_twin_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rests on the kernel, interpreted, and the emulator: they agree in every step."""
+    (code,) = re.findall(r"## Run one twin.*?```python\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.S)
+    exec(code, {})
+    assert "no step differs" in capsys.readouterr().out

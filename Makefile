@@ -52,7 +52,7 @@ pytest: $(VENV)/.dev
 test-triton: $(ENVS)/triton-$(TRITON)/.ready
 	@echo "kvlab: interpreter and compile tests with Triton $(TRITON)"
 	@$(<D)/bin/python -c 'import triton; assert triton.__version__ == "$(TRITON)", triton.__version__'
-	@$(<D)/bin/python -m pytest -n auto --dist worksteal -m "(interpreter or compile or oracle) and not gpu" $(ARGS)
+	@$(<D)/bin/python -m pytest -n auto --dist worksteal -m "(interpreter or compile or oracle) and not slow and not gpu" $(ARGS)
 
 lab: $(VENV)/.dev
 	@$(BIN)/python -m jupyterlab notebooks

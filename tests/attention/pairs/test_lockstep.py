@@ -66,6 +66,7 @@ def statements(path: str) -> dict[int, tuple[range, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 @pytest.mark.parametrize("op", lockstep_rows.TABLES)
 def test_every_two_features_meet_in_lockstep_and_no_line_is_dead(op: str) -> None:

@@ -122,6 +122,7 @@ def package(mutant: tuple[str, int, str, str, str], folder: Path, name: str) -> 
     (folder / name / file.split("/")[1]).write_text(fitting[number].source(text))
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 @pytest.mark.parametrize("number", range(len(MUTANTS)), ids=lambda n: f"{n}-{MUTANTS[n][0]}")
 def test_a_mutant_is_caught(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

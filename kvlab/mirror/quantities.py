@@ -27,9 +27,8 @@ SHARED = {
     "chunk is not None": "CHUNKED",
     "mask.bounded": "BOUNDED",
     "mask.windowed": "BOUNDED",
-    "features.scales.k.tokens is not None": "K_SCALE == 'token'",
-    "scales.v.tokens is not None": "V_SCALE == 'token'",
-    **{f"features.{x}_tokens is not None": f"{x.upper()}_SCALE == 'token'" for x in "kv"},
+    **{f"features.{name} is not None": f"{x.upper()}_SCALE == 'token'"
+       for x in "kv" for name in (f"{x}_tokens", f"scales.{x}.tokens")},
     **{f"numbers.{part} is not None": f"{part.upper()}_SCALED" for part in ("nope", "rope")},
     **{f"numbers.{part}": f"scales.{part}.number" for part in ("nope", "rope")},
     **{f"scales.{part}.scaled": f"{part.upper()}_SCALED" for part in ("nope", "rope")},

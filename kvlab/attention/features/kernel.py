@@ -25,6 +25,7 @@ from .scales import head_scale_kernel as head_scale
 from .scales import key_scales_kernel as key_scales
 from .scales import nope_scales_kernel as nope_scales
 from .scales import rope_scales_kernel as rope_scales
+from .scales import scale_weights_kernel as scale_weights
 from .scales import token_scale_kernel as token_scale
 from .scales import value_scales_kernel as value_scales
 from .scores import adjust_kernel as adjust
@@ -37,6 +38,6 @@ from .temperature import heat_kernel as heat
 
 globals().update(compiled(
     triton.jit, tl, add_bias, adjust, cap, head_scale, heat, hide, in_pages, key_count, key_range, key_scales, log_sum,
-    lower, nope_scales, packed_rows, rope_scales, rotate, row_count, row_of, row_terms, sink_alone, slope_of,
-    split_keys, start_rows, token_scale, value_scales, visible_end, weigh,
+    lower, nope_scales, packed_rows, rope_scales, rotate, row_count, row_of, row_terms, scale_weights, sink_alone,
+    slope_of, split_keys, start_rows, token_scale, value_scales, visible_end, weigh,
 ))

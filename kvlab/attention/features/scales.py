@@ -21,6 +21,7 @@ from kvlab.common.arrays import dtype_of, same_place
 from kvlab.common.checks import require
 from kvlab.common.torch_here import is_torch
 from kvlab.memory import float8_e4m3fn, float32
+from kvlab.staging import Fragments
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -173,6 +174,14 @@ def value_scales(features: Any, page: Array, slot: Array, kv_head: Array, exists
     return token_scale(features.scales.v.tokens, (page, slot, kv_head[:, None]), exists)
 
 
+def scale_weights(p: Fragments, features: Any, page: Array, slot: Array, kv_head: Array, exists: Array) -> Fragments:
+    """Weights times the scales of V's tokens in ``slot`` of ``page``; ``features``: Features."""
+    if features.scales.v.tokens is not None:
+        scale = value_scales(features, page, slot, kv_head, exists)
+        p = p.with_values(p.values * p.by_column(scale))
+    return p
+
+
 def nope_scales(features: Any, page: Array, slot: Array, kv_head: Array, exists: Array) -> Array:
     """Scales ``[P, BN]`` of the tokens' columns before those of rope; ``features``: Features."""
     return token_scale(features.scales.nope.tokens, (page, slot, kv_head[:, None]), exists)
@@ -208,6 +217,14 @@ def value_scales_kernel(features, numbers, page, slot, kv_head, exists):
     """Scales ``[BN]`` of V's tokens, as of ``value_scales``."""
     at = page * numbers.v_scale_page + slot * numbers.v_scale_token  #- address
     return token_scale_kernel(features.v_tokens, kv_head * numbers.v_scale_head, at, exists)
+
+
+def scale_weights_kernel(p, features, numbers, page, slot, kv_head, exists):
+    """Weights ``[BM, BN]`` times the scales of V's tokens, as of ``scale_weights``."""
+    if features.v_tokens is not None:
+        scale = value_scales_kernel(features, numbers, page, slot, kv_head, exists)
+        p = p * scale[None, :]
+    return p
 
 
 def nope_scales_kernel(features, numbers, page, slot, kv_head, exists):

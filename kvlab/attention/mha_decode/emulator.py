@@ -11,7 +11,7 @@ import numpy as np
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import key_count, split_keys
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.features.scales import head_scale, key_scales, value_scales
+from kvlab.attention.features.scales import head_scale, key_scales, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.decode import DecodeCTA, decode_cta
@@ -109,9 +109,7 @@ def attend(
         #: load_v -> v    the V tile of the same pages
         v = cta.load_v(active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-        scale = value_scales(features, page, slot, kv_head, exists)
-        if scales.v.tokens is not None:
-            p = p.with_values(p.values * p.by_column(scale))
+        p = scale_weights(p, features, page, slot, kv_head, exists)
         o = cta.accumulate(p, v, o, active)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0

@@ -22,9 +22,9 @@ from kvlab.attention.features.kernel import (
     log_sum,
     packed_rows,
     row_terms,
+    scale_weights,
     split_keys,
     start_rows,
-    value_scales,
     weigh,
 )
 from kvlab.attention.features.resolve import Features
@@ -209,9 +209,7 @@ def attend(
             exists, C.DV, C.V0, C.V1,
         )
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-        scale = value_scales(features, numbers, page, slot, kv_head, exists)
-        if features.v_tokens is not None:
-            p = p * scale[None, :]
+        p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
         o = accumulate(p, v, o, C.PAIRS, C.PTX)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0

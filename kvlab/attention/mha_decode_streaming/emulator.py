@@ -12,7 +12,7 @@ import numpy as np
 
 from kvlab.attention.features.intervals import split_keys
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.features.scales import head_scale, key_scales, value_scales
+from kvlab.attention.features.scales import head_scale, key_scales, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines import choose
@@ -84,9 +84,7 @@ def attend(
         #: load_v -> v    the V tile of the same pages; the machine brings BK keys at a time
         v = cta.load_v(v_tile, active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-        scale = value_scales(features, page, slot, kv_head, exists)
-        if scales.v.tokens is not None:
-            p = p.with_values(p.values * p.by_column(scale))
+        p = scale_weights(p, features, page, slot, kv_head, exists)
         o = cta.accumulate(p, v, o, active)
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0

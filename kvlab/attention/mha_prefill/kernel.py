@@ -21,8 +21,8 @@ from kvlab.attention.features.kernel import (
     row_count,
     row_of,
     row_terms,
+    scale_weights,
     start_rows,
-    value_scales,
     visible_end,
     weigh,
 )
@@ -163,9 +163,7 @@ def attend(
             #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale; scales of tokens
             p, alpha, m, l = weigh(s, m, l)
             o = rescale(o, alpha)
-            scale = value_scales(features, numbers, page, slot, kv_head, exists)
-            if features.v_tokens is not None:
-                p = p * scale[None, :]
+            p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
             #: load_v -> v    the V tile of the same keys
             v = load_v(
                 v_ptr + kv_head * v_strides.head * C.UNIT, (page * v_strides.page + slot * v_strides.token) * C.UNIT,

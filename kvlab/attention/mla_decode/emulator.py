@@ -72,7 +72,7 @@ def attend(
         #: load_v -> v    V is the latent part of the K tile: nothing moves from DRAM
         v = cta.load_v(active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-        if scales.v.tokens is not None:
+        if features.scales.v.tokens is not None:
             p = p.with_values(p.values * p.by_column(scale))
         o = cta.accumulate(p, v, o, active)
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf

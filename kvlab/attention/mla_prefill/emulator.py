@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import key_count, key_range, most_keys, visible_end
-from kvlab.attention.features.scales import Scale, head_scale, nope_scales, rope_scales, value_scales
+from kvlab.attention.features.scales import Scale, head_scale, nope_scales, rope_scales, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.mla_prefill import MLAPrefillCTA
@@ -111,9 +111,7 @@ def attend(
             #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale; scales of tokens
             p, alpha, m, l = weigh(cta, s, m, l)
             o = o.times(alpha)
-            scale = value_scales(features, batch[:, None], k_first[:, None] + held, kv_head, exists)
-            if scales.v.tokens is not None:
-                p = p.with_values(p.values * p.by_column(scale))
+            p = scale_weights(p, features, batch[:, None], k_first[:, None] + held, kv_head, exists)
             #: load_v -> v    the V tile of the same keys
             v = cta.load_v(MASKED, active)
             #: accumulate -> o    O += P V, P rounded once to the dtype of the product

@@ -23,8 +23,8 @@ from kvlab.attention.features.kernel import (
     row_count,
     row_of,
     row_terms,
+    scale_weights,
     start_rows,
-    value_scales,
     visible_end,
     weigh,
 )
@@ -177,9 +177,7 @@ def attend(
             #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale; scales of tokens
             p, alpha, m, l = weigh(s, m, l)
             o = o * alpha[:, None]
-            scale = value_scales(features, numbers, batch, k_first + held, kv_head, exists)
-            if features.v_tokens is not None:
-                p = p * scale[None, :]
+            p = scale_weights(p, features, numbers, batch, k_first + held, kv_head, exists)
             #: load_v -> v    the V tile of the same keys
             v = load_v(
                 v_at, held.to(tl.int64) * v_strides.token, exists, 0, C.DV, BV, C.DV == BV, MASKED

@@ -21,8 +21,8 @@ from kvlab.attention.features.kernel import (
     log_sum,
     packed_rows,
     row_terms,
+    scale_weights,
     start_rows,
-    value_scales,
     visible_end,
     weigh,
 )
@@ -176,9 +176,7 @@ def walk(
                 exists, C.DV, C.V0, C.V1,
             )
             #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-            scale = value_scales(features, numbers, page, slot, kv_head, exists)
-            if features.v_tokens is not None:
-                p = p * scale[None, :]
+            p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
             o = accumulate(p, v, o, C.PAIRS, C.PTX)
         #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
         sees = l != 0

@@ -34,7 +34,7 @@ FAULTS = {
     "a comparison": ("kernel", "exists = key < hi", "exists = key <= hi"),
     "a helper": ("kernel", "s = hide(s,", "s = adjust(s,"),
     "an operator": ("kernel", "o * (latent / l)", "o * (latent * l)"),
-    "a condition": ("emulator", "if scales.v.tokens is not None:", "if scales.v.heads is not None:"),
+    "a condition": ("emulator", "if features.scales.v.tokens is not None:", "if features.scales.v.heads is not None:"),
     "a constant": ("kernel", "sees = l != 0", "sees = l != 1"),
     "an operand": ("kernel", "o = accumulate(p, v, o)", "o = accumulate(s, v, o)"),
 }

@@ -16,6 +16,7 @@ import numpy as np
 
 from kvlab.attention.call.checks import check_array, finite_number, known_dtype
 from kvlab.attention.tiles.masked import load
+from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.strides import PageStrides
 from kvlab.common.arrays import dtype_of, same_place
 from kvlab.common.checks import require
@@ -76,6 +77,10 @@ class Scales:
     v: Scale = field(default_factory=Scale)
     nope: Scale = field(default_factory=Scale)
     rope: Scale = field(default_factory=Scale)
+
+    def factor_log2(self, scale: float) -> float:
+        """``scale`` of the softmax in units of log2, times the numbers of q and k."""
+        return scale * LOG2E * self.q.number * self.k.number
 
     @property
     def kinds(self) -> tuple[str, str, str]:

@@ -19,8 +19,8 @@ from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.tiles.fp8_pairs.emulator import narrow
 from kvlab.attention.tiles.masked import load, store
-from kvlab.attention.tiles.online_softmax import LOG2E, log_sum, weigh
-from kvlab.attention.tiles.pages import in_pages
+from kvlab.attention.tiles.online_softmax import log_sum, weigh
+from kvlab.attention.tiles.pages import in_pages, paged
 from kvlab.attention.tiles.rows import packed_rows
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide
@@ -167,11 +167,10 @@ def run(
     lse = np.empty((batch, tokens, q_heads), np.float32)
     if out.size == 0:
         return out, lse
-    before = key_count(seq_lens, problem.max_keys) - tokens
-    lengths = np.maximum(before, 0).astype(np.uint32), block_table, tokens, problem.max_keys
-    keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
+    num_keys = key_count(seq_lens, problem.max_keys)
+    keys, values = paged((k_cache, v_cache), block_table, num_keys, tokens, problem.max_keys)
     part, part_lse = partial_results(out, lse, config.num_splits)
-    scale_log2 = scale * LOG2E * features.scales.q.number * features.scales.k.number
+    scale_log2 = features.scales.factor_log2(scale)
     with traffic.launch():
         attend(
             q, keys, values, seq_lens, part, part_lse, scale_log2, features, problem, config, traffic=traffic

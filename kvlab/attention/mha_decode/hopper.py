@@ -19,9 +19,9 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, barriers, box_descriptor, view
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
+from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.strides import PartStrides, RowStrides
-from kvlab.common.arrays import with_addressing_strides
 from kvlab.triton_support.arrivals import arrivals
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -80,7 +80,7 @@ def launch(
     counters = arrivals(batch * config.groups, q.device) if C.PARTS else seq_lens
     if counters is None:
         C, counters, again = C._replace(PARTS=0), seq_lens, None
-    k, v = (with_addressing_strides(x).view(torch.int16) for x in (k_cache, v_cache)) if C.PAIRS else (k_cache, v_cache)
+    k, v = as_pairs(k_cache, v_cache)
     boxes = {"k": k, "v": v}
     pointers = (
         *(box_descriptor(x, (C.BOX, C.HEADS), BOX_LAYOUT, name, again) for name, x in boxes.items()), q, block_table,

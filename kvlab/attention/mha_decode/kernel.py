@@ -30,13 +30,10 @@ from kvlab.attention.features.kernel import (
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
-from kvlab.attention.tiles.fp8_pairs.kernel import halves, narrow
+from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx, halves, narrow
 from kvlab.attention.tiles.kernel import load_tile, normalise, rescale, store_rows, zeros
-from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.rows import DecodeSizes
 from kvlab.attention.tiles.strides import PageStrides, PartStrides, RowStrides, in_units
-from kvlab.common.arrays import with_addressing_strides
-from kvlab.triton_support.interpreter import is_interpreted
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import CLASSES as _CLASSES
@@ -245,7 +242,7 @@ def launch_first(
         block_table.stride(0), seq_lens.stride(0),
     )
     first_launch(kernel, config.grid(problem), pointers, again)(
-        scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, feature_numbers(f), sizes,
+        scales.factor_log2(scale), scales.v.number, feature_numbers(f), sizes,
         RowStrides(*of_q), PageStrides(*of_k), PageStrides(*of_v), PartStrides(*of_part), PartStrides(*lse_steps),
         C=constants(unit), num_warps=config.num_warps, num_stages=config.num_stages,
     )
@@ -264,15 +261,12 @@ def launch(
     if out.numel() == 0:
         return out, lse
     part, part_lse = partial_results(out, lse, config.num_splits)
-    pairs = k_cache.element_size() == 1
-    k, v = (with_addressing_strides(x).view(torch.int16) for x in (k_cache, v_cache)) if pairs else (k_cache, v_cache)
-    pointers = q, k, v, block_table, seq_lens, feature_arrays(f), part, part_lse
+    pointers = q, *as_pairs(k_cache, v_cache), block_table, seq_lens, feature_arrays(f), part, part_lse
     if not relaunched(attend, pointers, again):
         problem = problem_of(q, k_cache, v_cache, block_table)
-        ptx = q.is_cuda and torch.version.hip is None and not is_interpreted()
         constants = functools.partial(
             Constants, problem.page_size, problem.pairs, *problem.widths, *config.columns, *config.v_columns,
-            config.BM, config.BN, ptx, f.mask.windowed, config.longest_first,
+            config.BM, config.BN, compiles_to_ptx(q), f.mask.windowed, config.longest_first,
         )
         launch_first(attend, pointers, again, problem, config, f, scale, constants)
     if config.num_splits > 1:

@@ -16,8 +16,8 @@ from kvlab.attention.machines.mla_decode import mla_cta
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.tiles.masked import store
-from kvlab.attention.tiles.online_softmax import LOG2E, log_sum, weigh
-from kvlab.attention.tiles.pages import in_pages
+from kvlab.attention.tiles.online_softmax import log_sum, weigh
+from kvlab.attention.tiles.pages import in_pages, paged
 from kvlab.attention.tiles.rows import packed_rows
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide
@@ -113,12 +113,11 @@ def launch(
     lse = np.empty((batch, tokens, heads), np.float32)
     if q.size == 0:
         return out, lse
-    before = np.maximum(key_count(seq_lens, problem.max_keys) - tokens, 0).astype(np.uint32)
-    sizes = before, block_table, tokens, problem.max_keys
-    cache, rope = (PagedKVCache(window[:, :, None], *sizes) for window in (kv_cache, k_rope))
+    windows = kv_cache[:, :, None], k_rope[:, :, None]
+    cache, rope = paged(windows, block_table, key_count(seq_lens, problem.max_keys), tokens, problem.max_keys)
     part, part_lse = partial_results(out, lse, config.num_splits)
     features = features.of_latents(k_rope.dtype == kv_cache.dtype)
-    scale_log2 = scale * LOG2E * features.scales.q.number * features.scales.k.number
+    scale_log2 = features.scales.factor_log2(scale)
     with traffic.launch():
         attend(
             q if q.dtype.itemsize > 1 else q.astype(bfloat16), cache, rope, seq_lens, part, part_lse, scale_log2,

@@ -27,7 +27,6 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.tiles.kernel import load_columns, store_columns
-from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.rows import DecodeSizes
 from kvlab.attention.tiles.strides import PageStrides, PartStrides, RowStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
@@ -192,7 +191,7 @@ def launch(
             config.BR, config.BM, config.BN, f.mask.windowed,
         )
         first_launch(attend, config.grid(problem), pointers, again)(
-            scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, feature_numbers(f), sizes,
+            scales.factor_log2(scale), scales.v.number, feature_numbers(f), sizes,
             RowStrides(*q.stride()[:3]), *(PageStrides(*[*x.stride()[:2], 0]) for x in (kv_cache, k_rope)),
             PartStrides(*steps), PartStrides(*lse_steps), C=constants, num_warps=config.num_warps,
             num_stages=config.num_stages,

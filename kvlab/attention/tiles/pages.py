@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
+def paged(
+    caches: tuple[Array, ...], block_table: Array, num_keys: Array, tokens: int, max_keys: int
+) -> tuple[PagedKVCache, ...]:
+    """Pages ``[pages, page_size, H, D]`` as caches of a decode: of the keys ``[B]`` the last ``tokens`` are new."""
+    before = np.maximum(num_keys - tokens, 0).astype(np.uint32)
+    return tuple(PagedKVCache(pages, before, block_table, tokens, max_keys) for pages in caches)
+
+
 def in_pages(cache: PagedKVCache, batch: Array, key: Array, exists: Array) -> tuple[Array, Array]:
     """(page, slot) of keys of sequences ``batch``; page 0 of those that do not exist."""
     page = load(np.asarray(cache.lookup_table), (batch, key // cache.page_size_), mask=exists, other=0).astype(np.int64)

@@ -29,7 +29,8 @@ FAULTS = {
     "a helper": ("kernel", "lse = log_sum(", "lse = weigh("),
     "an operator": ("emulator", "position = token + total", "position = token - total"),
     "a condition": (
-        "kernel", "if numbers.rope is not None:\n                by_rope", "if numbers.nope is not None:\n                by_rope",
+        "kernel", "if numbers.rope is not None:\n                by_rope",
+        "if numbers.nope is not None:\n                by_rope",
     ),
     "a constant": ("kernel", "num_q - 1) + total", "num_q - 2) + total"),
     "an operand": ("emulator", "by_rope = rope *", "by_rope = nope *"),

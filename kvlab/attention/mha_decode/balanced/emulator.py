@@ -21,8 +21,8 @@ from kvlab.attention.schedule.config import ScheduleConfig, list_parts
 from kvlab.attention.schedule.emulator import item_blocks
 from kvlab.attention.schedule.emulator import launch as make_list
 from kvlab.attention.tiles.masked import load, store
-from kvlab.attention.tiles.online_softmax import LOG2E, log_sum, weigh
-from kvlab.attention.tiles.pages import in_pages
+from kvlab.attention.tiles.online_softmax import log_sum, weigh
+from kvlab.attention.tiles.pages import in_pages, paged
 from kvlab.attention.tiles.rows import packed_rows
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp, log
@@ -205,15 +205,14 @@ def launch(
     lse = np.empty((batch, tokens, q_heads), np.float32)
     if out.size == 0:
         return out, lse
-    mask, scales = features.mask, features.scales
+    mask = features.mask
     if work is None:
         (work,) = make_list(seq_lens, problem=schedule_problem(problem, mask.left, mask.right), config=config.schedule)
     slots = 2 * config.schedule.teams(problem.kv_heads)
     part, part_lse = (np.full((slots, 1, *x.shape[1:]), np.nan, np.float32) for x in (out, lse))
-    before = np.maximum(key_count(seq_lens, problem.max_keys) - tokens, 0).astype(np.uint32)
-    lengths = before, block_table, tokens, problem.max_keys
-    keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
-    scale_log2 = scale * LOG2E * scales.q.number * scales.k.number
+    num_keys = key_count(seq_lens, problem.max_keys)
+    keys, values = paged((k_cache, v_cache), block_table, num_keys, tokens, problem.max_keys)
+    scale_log2 = features.scales.factor_log2(scale)
     with traffic.launch():
         walk(
             q, keys, values, seq_lens, work, out, lse, part, part_lse, scale_log2, features, problem, config,

@@ -28,7 +28,7 @@ from kvlab.attention.features.kernel import (
 )
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.config import piece_of
-from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
+from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.mha_decode.kernel import (
     accumulate,
     load_k,
@@ -43,10 +43,8 @@ from kvlab.attention.mha_decode.kernel import (
 from kvlab.attention.schedule.config import list_parts
 from kvlab.attention.schedule.kernel import item_blocks
 from kvlab.attention.schedule.kernel import launch as make_list
-from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx
 from kvlab.attention.tiles.strides import PageStrides, PartStrides, RowStrides, in_units
-from kvlab.common.arrays import with_addressing_strides
-from kvlab.triton_support.interpreter import is_interpreted
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import BalancedConfig, register_limit, schedule_problem
@@ -272,42 +270,35 @@ def launch(
         (work,) = make_list(seq_lens, problem=listed, config=schedule, again=again)
     slots = 2 * schedule.teams(problem.kv_heads)
     part, part_lse = (x.new_empty((slots, 1, *x.shape[1:]), dtype=torch.float32) for x in (out, lse))
-    pairs = problem.pairs
-    k, v = (with_addressing_strides(x).view(torch.int16) for x in (k_cache, v_cache)) if pairs else (k_cache, v_cache)
+    k, v = as_pairs(k_cache, v_cache)
     pointers = q, k, v, block_table, seq_lens, work, feature_arrays(f), out, lse, part, part_lse
-    starts, _, _, firsts = list_parts(schedule.most_items(listed))
-    sizes = WalkSizes(
-        problem.group, problem.tokens, problem.max_keys, problem.kv_heads, block_table.stride(0), seq_lens.stride(0),
-        starts, firsts,
-    )
+    joined = work, part, part_lse, out, lse
     if not relaunched(walk, pointers, again):
-        ptx = q.is_cuda and torch.version.hip is None and not is_interpreted()
+        starts, _, _, firsts = list_parts(schedule.most_items(listed))
+        sizes = WalkSizes(
+            problem.group, problem.tokens, problem.max_keys, problem.kv_heads, block_table.stride(0),
+            seq_lens.stride(0), starts, firsts,
+        )
+        ptx = compiles_to_ptx(q)
         strides = [x.stride()[:-1] for x in (q, k, v, out, part)]
         unit, (of_q, of_k, of_v, of_o, of_part) = in_units(*strides)
         constants = WalkConstants(
-            problem.page_size, pairs, *problem.widths, *tiles.columns, *tiles.v_columns, tiles.BM, tiles.BN, ptx,
-            f.mask.windowed, schedule.block, schedule.overhead, schedule.rows, unit,
+            problem.page_size, problem.pairs, *problem.widths, *tiles.columns, *tiles.v_columns, tiles.BM, tiles.BN,
+            ptx, f.mask.windowed, schedule.block, schedule.overhead, schedule.rows, unit,
         )
+        lse_strides, part_lse_strides = RowStrides(*lse.stride()), PartStrides(*part_lse.stride())
         first_launch(walk, config.grid(problem), pointers, again)(
-            scale * LOG2E * f.scales.q.number * f.scales.k.number, f.scales.v.number, feature_numbers(f), sizes,
-            RowStrides(*of_q), PageStrides(*of_k), PageStrides(*of_v), RowStrides(*of_o), RowStrides(*lse.stride()),
-            PartStrides(*of_part), PartStrides(*part_lse.stride()), C=constants, num_warps=tiles.num_warps,
-            num_stages=tiles.num_stages, **(register_limit(tiles, problem) if ptx else {}),
+            f.scales.factor_log2(scale), f.scales.v.number, feature_numbers(f), sizes, RowStrides(*of_q),
+            PageStrides(*of_k), PageStrides(*of_v), RowStrides(*of_o), lse_strides, PartStrides(*of_part),
+            part_lse_strides, C=constants, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+            **(register_limit(tiles, problem) if ptx else {}),
         )
-    _merge(problem, config, sizes, work, (part, part_lse, out, lse), again)
-    return out, lse
-
-
-def _merge(
-    problem: DecodeProblem, config: BalancedConfig, sizes: WalkSizes, work: torch.Tensor,
-    arrays: tuple[torch.Tensor, ...], again: Again,
-) -> None:
-    part, part_lse, out, lse = arrays
-    pointers = work, part, part_lse, out, lse
-    if not relaunched(join, pointers, again):
         parts = config.parts(problem)
-        first_launch(join, config.join_grid(problem), pointers, again)(
-            sizes, RowStrides(*out.stride()[:3]), RowStrides(*lse.stride()), PartStrides(*part.stride()[:4]),
-            PartStrides(*part_lse.stride()), OVERHEAD=config.schedule.overhead, D=problem.v_dim,
-            BD=piece_of(problem.v_dim), PARTS=parts, CHUNK=min(16, parts), num_warps=1,
+        first_launch(join, config.join_grid(problem), joined, again)(
+            sizes, RowStrides(*out.stride()[:3]), lse_strides, PartStrides(*part.stride()[:4]), part_lse_strides,
+            OVERHEAD=schedule.overhead, D=problem.v_dim, BD=piece_of(problem.v_dim), PARTS=parts,
+            CHUNK=min(16, parts), num_warps=1,
         )
+    else:
+        relaunched(join, joined, again)
+    return out, lse

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+from kvlab.common.arrays import with_addressing_strides
+from kvlab.triton_support.interpreter import is_interpreted
+
+
+def as_pairs(*caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Caches as tensors of pairs, int16, where they are e4m3; others as they are.
+
+    >>> [tuple(x.shape) for x in as_pairs(torch.zeros(3, 16, 2, 64).to(torch.float8_e4m3fn), torch.zeros(3, 16, 2, 64))]
+    [(3, 16, 2, 32), (3, 16, 2, 64)]
+    """
+    return tuple(with_addressing_strides(x).view(torch.int16) if x.element_size() == 1 else x for x in caches)
+
+
+def compiles_to_ptx(tensor: torch.Tensor) -> bool:
+    """Tells whether a kernel over ``tensor`` is compiled for NVIDIA: the constant PTX of ``halves``."""
+    return tensor.is_cuda and torch.version.hip is None and not is_interpreted()
 
 
 @triton.jit

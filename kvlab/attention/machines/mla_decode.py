@@ -84,7 +84,7 @@ class LatentAndRopeCTA(Parts):
         """
         s: Fragments = self.latent.scores(q[0], k[0], active)
         if by_key is not None:
-            s = s.with_values(s.values * np.take(by_key, s.map.col, axis=1))
+            s = s.with_values(s.values * s.by_column(by_key))
         s = self.rope.scores(q[1], k[1], active, s)
         return s
 

@@ -15,7 +15,7 @@ from kvlab.attention.hopper.emulator import NOTHING, find_pages, softmax, split_
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
-from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.online_softmax import LN2, LOG2E
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import divide, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
@@ -25,7 +25,6 @@ from .hopper_config import HopperMLAConfig
 from .hopper_cta import HALVES, HopperMLACTA, Warps, places_of
 
 Array = np.ndarray[Any, Any]
-LN2 = np.float32(0.6931471805599453)
 PARTS = 3  # products of Q K^T
 
 
@@ -199,7 +198,7 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
         cta.send(me, p, alpha)
         #: normalise -> o, lse    natural logarithm
         with np.errstate(divide="ignore", invalid="ignore"):
-            lse = np.where(total == 0, np.float32(-np.inf), multiply_add(m, scale, log2(total)) * LN2)
+            lse = np.where(total == 0, np.float32(-np.inf), multiply_add(m, scale, log2(total)) * np.float32(LN2))
         cta.wait_mma(me, 0)
         o = o.times(inv[None])
         #: store    registers -> DRAM; an empty split leaves its partial output alone

@@ -74,7 +74,7 @@ class Call:
         if self.operation == "decode":
             problem, features = decode_config.problem_of(*arrays[:4]), Features()
             choose: Any = decode_hopper.choose_hopper if hopper else decode_config.choose_config
-            config: Any = choose(problem, *[features] * hopper, processors=132, num_splits=self.splits)
+            config: Any = choose(problem, processors=132, num_splits=self.splits)
             return home, arrays, {"scale": D**-0.5, "config": config, "features": features}
         backend = "hopper" if hopper else "emulator"
         call = mha_prefill.planned(*arrays, causal=True, backend=backend, check=False)

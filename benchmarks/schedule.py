@@ -328,14 +328,13 @@ def walk(task: Task) -> Work:
 
 def ring(task: Task) -> Work:
     """Hopper's decode kernel without a schedule: splits from the table's columns."""
-    from kvlab.attention.features.resolve import Features
     from kvlab.attention.mha_decode.config import DecodeProblem
     from kvlab.attention.mha_decode.hopper_config import choose_hopper
 
     size, page = task.key_bytes // 256, 16 if task.name.endswith("p16") else 64
     columns = -(-max(task.lens) // page) * page
     problem = DecodeProblem(len(task.lens), 1, task.q_heads, task.kv_heads, 128, 128, size, page, columns)
-    config = choose_hopper(problem, Features())
+    config = choose_hopper(problem)
     groups = task.kv_heads // config.constants.HEADS
     places = PROCESSORS if len(task.lens) == 1 else 2 * PROCESSORS
     return of_splits(task, groups, config.num_splits, places, longest_first=config.constants.LONGEST_FIRST > 0)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-from kvlab.attention.machines import MACHINES
+from kvlab.attention.machines import MACHINES, Machine
 from kvlab.attention.machines.gpu import converts_e4m3, family, multiplies_e4m3, shared_limit
 from kvlab.attention.mha_decode.hopper_cta import HopperDecodeCTA
 from kvlab.attention.mha_prefill.hopper_cta import HopperPrefillCTA
@@ -20,8 +18,9 @@ from kvlab.hardware.arch_table import ARCHS
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "machines.md"
 
 HOPPER = (
-    ("mha_prefill", ("16 bits", "e4m3"), HopperPrefillCTA), ("mha_decode", ("16 bits", "e4m3"), HopperDecodeCTA),
-    ("mla_decode", ("16 bits",), HopperMLACTA),
+    Machine(("mha_prefill",), ("sm_90",), ("16 bits", "e4m3"), HopperPrefillCTA),
+    Machine(("mha_decode",), ("sm_90",), ("16 bits", "e4m3"), HopperDecodeCTA),
+    Machine(("mla_decode",), ("sm_90",), ("16 bits",), HopperMLACTA),
 )
 
 HEAD = """\
@@ -52,16 +51,14 @@ Hopper's kernels can do go to them.
 
 def page() -> str:
     """The whole page."""
-    hopper = (SimpleNamespace(operations=(operation,), archs=("sm_90",), kinds=kinds, cta=cta, rows=0, columns=None,
-                              buffer=cta.buffer, p_path=cta.p_path) for operation, kinds, cta in HOPPER)
     gpus = ["| GPU | tiles of | shared memory of a CTA | e4m3 is |", "|---|---|---|---|"]
     for arch in ARCHS:
         e4m3 = "multiplied" if multiplies_e4m3(arch) else "converted" if converts_e4m3(arch) else "not taken"
         gpus.append(f"| {arch} | {family(arch)} | {shared_limit(arch) // 1024} KiB | {e4m3} |")
-    return "\n".join([HEAD, *_table(MACHINES), MIDDLE, *_table(hopper), GPUS, *gpus, ""])
+    return "\n".join([HEAD, *_table(MACHINES), MIDDLE, *_table(HOPPER), GPUS, *gpus, ""])
 
 
-def _table(rows: Iterable[Any]) -> list[str]:
+def _table(rows: Iterable[Machine]) -> list[str]:
     heads = "arch", "K and V", "operation", "takes", "CTA", "K and V come by", "P between the products"
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row in rows:

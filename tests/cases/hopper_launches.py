@@ -25,7 +25,7 @@ def decode_arguments(case: Case | FeatureCase) -> tuple[tuple[Any, ...], dict[st
     """Those of the operation in the name."""
     x = case.build()
     features = x.resolved.features if isinstance(x, FeatureInputs) else Features()
-    config = decode_config.choose_hopper(problem_of(*x.arrays[:4]), features, num_splits=case.splits)
+    config = decode_config.choose_hopper(problem_of(*x.arrays[:4]), num_splits=case.splits)
     return x.arrays, {"scale": x.scale, "features": features, "config": config}
 
 

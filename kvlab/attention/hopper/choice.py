@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention.call.backends import BACKENDS, choose_backend, on_gpu
+from kvlab.attention.call.backends import BACKENDS, choose_backend
 from kvlab.attention.features.masks import UNLIMITED
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.machines.gpu import machine, traits
-from kvlab.common.arrays import dtype_of, element_strides
+from kvlab.common.arrays import dtype_of, element_strides, on_gpu
 from kvlab.triton_support.versions import gluon_lacks
 
 

@@ -1,4 +1,4 @@
-"""The partitions of the Hopper prefill kernel take turns, each until it waits at an mbarrier."""
+"""The partitions of emulated CTAs take turns, each until it waits at an mbarrier."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from kvlab.staging.tile.shared_tile import TileView
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
 from .parts import Accumulator, Parts, PieceColumns, piece_columns
+from .rows import tile_walk
 from .table import choose
 
 Array = np.ndarray[Any, Any]
@@ -180,10 +181,8 @@ def decode_cta(
     rows, product = KVRows(k_cache, v_cache, batch_idx, head_idx), np.dtype(float16) if pairs else stored
 
     def walk(cache: PagedKVCache, piece: PieceColumns) -> KVCacheIterator:
-        first, depth = piece.first * each, piece.inside * each
-        tiles = KVCacheIterator(cache, BN, batch_idx, head_idx, keys[1], depth=depth, head_dim_offset=first)
-        tiles.tile_start_row = keys[0]
-        return tiles
+        at = cache, batch_idx, np.zeros_like(batch_idx), head_idx
+        return tile_walk(at, BN, *keys, piece.first * each, piece.inside * each)
 
     ctas: list[Any] = []
     tiles: list[tuple[KVCacheIterator | None, KVCacheIterator | None]] = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,51 +19,23 @@ from .table import choose
 Array = np.ndarray[Any, Any]
 
 
-class LatentRows(NamedTuple):
-    """The windows of a cache with one head, and each program's sequence and exclusive bound of its keys,
-    ``[programs]``.
-    """
-
-    latent: PagedKVCache
-    rope: PagedKVCache
-    batch_idx: Array
-    end: Array
-
-
-class MLACTA(Protocol):
-    """Protocol of the MLA decode emulator's CTA models, for all programs of a launch at once.
-
-    Pairs are (latent, rope). ``start`` ``[programs]`` is the first key of the tile; ``active`` ``[programs]`` tells
-    which programs still have keys; only their traffic counts.
-    """
-
-    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]: ...
-    def load_k(self, start: Array, active: Array) -> tuple[Any, Any]: ...
-    def scores(
-        self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array, by_key: Array | None = None
-    ) -> Fragments: ...
-    def row_max(self, s: Fragments) -> Array: ...
-    def row_sum(self, p: Fragments) -> Array: ...
-    def load_v(self, active: Array) -> Any: ...
-    def zeros(self) -> Fragments: ...
-    def accumulate(self, p: Fragments, v: Any, o: Fragments, active: Array) -> Fragments: ...
-
-
 class LatentAndRopeCTA(Parts):
     """The latent and the rope tile lie apart in shared memory, both products are one accumulator's, and V is the
     latent tile. Tiles that no conversion passes come ahead, as many as there are stages.
+
+    Pairs are (latent, rope): the models ``ctas``, the iterators ``tiles`` over their columns, and operands. ``start``
+    ``[programs]`` is the first key of a tile; ``active`` ``[programs]`` tells which programs still have keys; only
+    their traffic counts.
     """
 
-    def __init__(self, latent: Any, rope: Any, rows: LatentRows, BN: int) -> None:
-        super().__init__((latent, rope), (latent,))
-        self.latent, self.rope = latent, rope
-        self.tiles = [KVCacheIterator(cache, BN, rows.batch_idx, 0, rows.end) for cache in (rows.latent, rows.rope)]
-        self._columns = rows.latent.kv_params.head_size
+    def __init__(self, ctas: Sequence[Any], tiles: Sequence[KVCacheIterator]) -> None:
+        super().__init__(ctas, ctas[:1])
+        self.latent, self.rope, self.tiles = ctas[0], ctas[-1], tiles
         self._followed = False
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``; invalid rows are 0."""
-        return self.latent.load_q(dram, offset, valid), self.rope.load_q(dram, offset + self._columns, valid)
+        return self.latent.load_q(dram, offset, valid), self.rope.load_q(dram, offset + self.tiles[0].depth, valid)
 
     def load_k(self, start: Array, active: Array) -> tuple[Any, Any]:
         """The tile of these pages into shared memory, then to the operands of S = Q K^T."""
@@ -84,7 +57,7 @@ class LatentAndRopeCTA(Parts):
         """
         s: Fragments = self.latent.scores(q[0], k[0], active)
         if by_key is not None:
-            s = s.with_values(s.values * np.take(by_key, s.map.col, axis=1))
+            s = s.with_values(s.values * s.by_column(by_key))
         s = self.rope.scores(q[1], k[1], active, s)
         return s
 
@@ -105,12 +78,6 @@ class LatentAndRopeCTA(Parts):
 
 class WholeLatentsCTA(LatentAndRopeCTA):
     """One model of all columns, whose windows are copied side by side unless they lie so."""
-
-    def __init__(self, cta: Any, cache: PagedKVCache, rows: LatentRows, BN: int) -> None:
-        Parts.__init__(self, (cta,), (cta,))
-        self.latent = self.rope = cta
-        self.tiles = [KVCacheIterator(cache, BN, rows.batch_idx, 0, rows.end)]
-        self._followed = False
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``; invalid rows are 0."""
@@ -140,7 +107,7 @@ def _whole_rows(latent: PagedKVCache, rope: PagedKVCache) -> PagedKVCache:
 def mla_cta(
     arch: str, BM: int, BN: int, padded: tuple[int, int], latent: PagedKVCache, rope: PagedKVCache, batch_idx: Array,
     end: Array, traffic: Traffic, *, dtype: Any = None, num_warps: int = 4, num_stages: int = 1,
-) -> MLACTA:
+) -> LatentAndRopeCTA:
     """The CTA models of ``arch`` for tiles of BM query rows and BN keys; ``latent`` and ``rope`` are the windows of a
     cache with one head, whose columns are ``padded`` in shared memory.
 
@@ -150,7 +117,6 @@ def mla_cta(
     which the numbers of the pages take every second; float32 without tensor cores.
     """
     dtype, stored = np.dtype(latent.dtype if dtype is None else dtype), (latent.dtype, rope.dtype)
-    rows = LatentRows(latent, rope, batch_idx, end)
     columns = list(zip((latent.kv_params.head_size, rope.kv_params.head_size), padded, strict=True))
     model = choose(arch, latent.dtype, "mla_decode", rows=BM).cta
 
@@ -161,11 +127,14 @@ def mla_cta(
             ahead=ahead, v_in_k=i == 0, rope=i == 1,
         )
 
+    def walk(cache: PagedKVCache) -> KVCacheIterator:
+        return KVCacheIterator(cache, BN, batch_idx, 0, end)
+
     head = np.zeros_like(batch_idx)
     if model.whole_rows:
         cache, D = _whole_rows(latent, rope), columns[0][0] + columns[1][0]
         tile = replace(part(0, columns[0]), k=(D, D), v=(columns[0][0],) * 2)
-        return WholeLatentsCTA(model.of(tile, KVRows(cache, cache, batch_idx, head), traffic), cache, rows, BN)
+        return WholeLatentsCTA([model.of(tile, KVRows(cache, cache, batch_idx, head), traffic)], [walk(cache)])
     first = model.of(part(0, columns[0]), KVRows(latent, latent, batch_idx, head), traffic)
     other = model.of(part(1, (0, 0)), KVRows(rope, rope, batch_idx, head), traffic, beside=True)
-    return LatentAndRopeCTA(first, other, rows, BN)
+    return LatentAndRopeCTA([first, other], [walk(latent), walk(rope)])

@@ -31,7 +31,7 @@ class Accumulator:
 
     def rescale(self, factor: Array) -> Accumulator:
         """Rows multiplied by ``factor`` ``[programs, BM]``."""
-        return self.with_parts(part.with_values(part.values * part.by_row(factor)) for part in self.parts)
+        return self.with_parts(part.times(factor) for part in self.parts)
 
     def normalise(self, factor: Array, sees: Array) -> Accumulator:
         """Rows multiplied by ``factor`` ``[programs, BM]``, 0 where not ``sees``."""

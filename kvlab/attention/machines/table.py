@@ -79,6 +79,8 @@ _STRIPS = Columns(
     "columns of the rope part", "{} columns of {name} in {dtype} on", lambda columns: columns > 32, "more than 32",
     ": strips of KVBuffer have 64",
 )
+
+
 def _archs(rows: Iterable[Machine]) -> tuple[str, ...]:
     """The architectures of rows, in the order of the table of hardware."""
     named = {arch for row in rows for arch in row.archs}

@@ -88,7 +88,7 @@ class PagedDecode(Call[Any]):
         emulated = self.arch if chosen == "emulator" else None
         splits: dict[str, Any] = {"num_splits": self.num_splits, "batch_invariant": self.batch_invariant}
         if hopper:
-            tiles = choose_hopper(problem, features, processors=target_of(q, None).processors, **splits)
+            tiles = choose_hopper(problem, processors=target_of(q, None).processors, **splits)
             machine, sibling = ("sm_90", "hopper_emulator") if emulated else (None, "hopper")
             return Explanation("mha_decode", chosen, reason, tiles, tiles.grid(), machine), problem, sibling
         if emulated:

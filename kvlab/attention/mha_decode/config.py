@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvlab.attention.features.intervals import most_keys
@@ -158,15 +158,15 @@ num_warps=4, num_stages=3)
         v_columns = v_columns[::-1]
     one = columns[1] == v_columns[1] == 0
     itemsize = max(problem.itemsize, 2)
-    limit = shared or shared_limit(arch)
     BM, BN, warps, num_stages = _tile(widths, itemsize, arch, heavy or not one, rows)
-    if _bytes(BM, BN, widths, problem.pairs, itemsize, num_stages, arch, biased) > limit:
-        BN, warps, num_stages = (BN, warps, 1) if itemsize == 4 else (BN // 2, 8, num_stages)
     row_tiles = -(-rows // BM)
     programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors
     num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
     ordered = longest_first(problem.batch, programs, places) if num_splits == 1 else 0
-    return DecodeConfig(BM, BN, columns, v_columns, row_tiles, num_splits, warps, num_stages, ordered)
+    config = DecodeConfig(BM, BN, columns, v_columns, row_tiles, num_splits, warps, num_stages, ordered)
+    if shared_bytes(config, problem, arch, biased=biased) > (shared or shared_limit(arch)):
+        return replace(config, num_stages=1) if itemsize == 4 else replace(config, BN=BN // 2, num_warps=8)
+    return config
 
 
 def longest_first(batch: int, programs: int, places: int) -> int:
@@ -202,15 +202,9 @@ def _tile(widths: tuple[int, int], itemsize: int, arch: str, heavy: bool, rows: 
 
 def shared_bytes(config: DecodeConfig, problem: DecodeProblem, arch: str, *, biased: bool = False) -> int:
     """Bytes of shared memory that the kernel takes on ``arch`` at most; ``biased``: an array is added to the scores."""
-    widths, item = (config.BD, sum(config.v_columns)), max(problem.itemsize, 2)
-    return _bytes(config.BM, config.BN, widths, problem.pairs, item, config.num_stages, arch, biased)
-
-
-def _bytes(
-    BM: int, BN: int, widths: tuple[int, int], pairs: bool, itemsize: int, num_stages: int, arch: str, biased: bool
-) -> int:
-    """Bytes as of ``shared_bytes``. Of pairs, Q and the output have both halves."""
-    both = tuple(2 * n for n in widths) if pairs else widths
+    k, v = config.BD, sum(config.v_columns)
+    both = 1 + problem.pairs  # of pairs, Q and the output have both halves
     return tile_bytes(
-        BM, BN, widths, itemsize, num_stages, arch=arch, q_columns=(both[0], both[1]), hops=2, biased=biased
+        config.BM, config.BN, (k, v), max(problem.itemsize, 2), config.num_stages, arch=arch,
+        q_columns=(both * k, both * v), hops=2, biased=biased,
     )

@@ -95,8 +95,7 @@ def hopper_declined(problem: DecodeProblem) -> str | None:
 
 
 def choose_hopper(
-    problem: DecodeProblem, features: Features, *, processors: int = 132, num_splits: int | None = None,
-    batch_invariant: bool = False,
+    problem: DecodeProblem, *, processors: int = 132, num_splits: int | None = None, batch_invariant: bool = False
 ) -> HopperDecodeConfig:
     """The configuration of a call that the kernel can do, on ``processors`` SMs.
 
@@ -105,10 +104,10 @@ def choose_hopper(
     alone has one CTA an SM.
 
     >>> problem = DecodeProblem(64, 1, 32, 8, 128, 128, 2, 16, 4096)
-    >>> config = choose_hopper(problem, Features())
+    >>> config = choose_hopper(problem)
     >>> config.grid(), config.constants.HEADS, config.constants.NB
     ((256,), 2, 2)
-    >>> config = choose_hopper(DecodeProblem(1, 1, 32, 8, 128, 128, 2, 16, 131072), Features())
+    >>> config = choose_hopper(DecodeProblem(1, 1, 32, 8, 128, 128, 2, 16, 131072))
     >>> config.grid(), config.constants.HEADS, config.num_splits
     ((128,), 1, 16)
     """

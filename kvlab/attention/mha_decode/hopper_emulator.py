@@ -160,9 +160,9 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
         alpha = exp2(m - m_new)
         l = multiply_add(l, alpha, cta.row_sum(p))
         m = m_new
-        o = o.with_values(o.values * o.by_row(alpha))
+        o = o.times(alpha)
         if C.PAIRS:
-            o_odd = o_odd.with_values(o_odd.values * o_odd.by_row(alpha))
+            o_odd = o_odd.times(alpha)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         if C.PAIRS:
             weights = p.with_values(p.values.astype(np.float16))

@@ -80,7 +80,7 @@ def attend(
         s = hide(s, rows, key, features, mask.windowed)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         p, alpha, m, l = weigh(cta, s, m, l)
-        o = o.with_values(o.values * o.by_row(alpha))
+        o = o.times(alpha)
         #: load_v -> v    the V tile of the same pages; the machine brings BK keys at a time
         v = cta.load_v(v_tile, active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens

@@ -16,7 +16,7 @@ from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.prefill import prefill_cta
 from kvlab.attention.machines.rows import SequenceRows, per_sequence
 from kvlab.attention.tiles.masked import store
-from kvlab.attention.tiles.online_softmax import LOG2E, weigh
+from kvlab.attention.tiles.online_softmax import LN2, LOG2E, weigh
 from kvlab.attention.tiles.pages import row_count, row_of
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, log2
@@ -26,7 +26,6 @@ from kvlab.staging import Traffic, program_ids, ragged_range
 from .config import PrefillConfig, PrefillProblem
 
 Array = np.ndarray[Any, Any]
-LN2 = np.float32(0.6931471805599453)
 
 
 def attend(
@@ -107,7 +106,7 @@ def attend(
     o = o.normalise(factor, sees)
     lse = np.where(sees, m + log2(l), np.float32(-np.inf))
     if not base2:
-        lse = lse * LN2
+        lse = lse * np.float32(LN2)
     #: store    the rows of this sequence
     store(o_array, (batch[:, None], q_row, head), o.rows(), mask=is_row)
     store(lse_array, (batch[:, None], q_row, head), lse, mask=is_row)

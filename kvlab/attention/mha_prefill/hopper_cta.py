@@ -42,19 +42,19 @@ class HopperPrefillCTA(PartitionedCTA):
         self.bars, self.bars_of_producer = (*of_q, *of_k, *of_v), (*of_q, *of_k, *of_raw)
         self.bars_of_transposer = *of_q, *of_raw, *of_v
 
-    def send(self, slot: int, first: int, *values: int) -> None:
-        """Numbers for the other partitions, from the one numbered ``first`` of ``slot`` on."""
+    def send(self, slot: int, *values: int) -> None:
+        """Numbers for the other partitions, the first of ``slot``."""
         self.hazards.write(self._words(slot, self.producer), "words write", slot)
-        address = self._word(slot, first) + 4 * np.arange(len(values))
+        address = self._word(slot, 0) + 4 * np.arange(len(values))
         self.smem.store(address, np.array(values, np.int32)[:, None])
 
     def tell(self, slot: int, batch: int, head: int, row: int, q_first: int, num_q: int, num_keys: int) -> None:
         """Tells the tile in ``slot``, for the other partitions; of ragged sequences where it is, too."""
-        self.send(slot, 0, batch, head, row, *((q_first, num_q, num_keys) if self.C.RAGGED_Q else ()))
+        self.send(slot, batch, head, row, *((q_first, num_q, num_keys) if self.C.RAGGED_Q else ()))
 
-    def receive(self, me: Warps, slot: int, i: int) -> int:
-        """The number that was sent."""
-        return self._received(me, slot, i, 1)[0]
+    def receive(self, me: Warps, slot: int) -> int:
+        """The first number of ``slot``."""
+        return self._received(me, slot, 0, 1)[0]
 
     def hear(self, me: Warps, slot: int, max_q: int, max_k: int) -> list[int]:
         """Hears of the tile in ``slot``: its head, its first row, and where its sequence is."""

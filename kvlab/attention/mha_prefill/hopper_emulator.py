@@ -142,7 +142,7 @@ def produce(cta: HopperPrefillCTA, x: HopperPrefillLaunch, program: int) -> Iter
     slot = j % C.NQ
     for w in range(NC):
         yield q_free[slot * NC + w], ((j // C.NQ) & 1) ^ 1
-    cta.send(slot, 0, -1)
+    cta.send(slot, -1)
     for w in range(NC):
         q_full[slot * NC + w].arrive(me)
 
@@ -158,7 +158,7 @@ def transpose(cta: HopperPrefillCTA, x: HopperPrefillLaunch) -> Iterator[Wait]:
     it = 0
     j = 0
     yield q_full[0], 0
-    batch = cta.receive(me, 0, 0)
+    batch = cta.receive(me, 0)
     while batch >= 0:
         #: hear -> slot, lo, hi, first    the tile; its words have been read; the first key that a row sees
         slot = j % C.NQ
@@ -182,7 +182,7 @@ def transpose(cta: HopperPrefillCTA, x: HopperPrefillLaunch) -> Iterator[Wait]:
         #: turn -> j, batch    the next tile
         j += 1
         yield q_full[j % C.NQ * C.NC], (j // C.NQ) & 1
-        batch = cta.receive(me, j % C.NQ, 0)
+        batch = cta.receive(me, j % C.NQ)
 
 
 def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[Wait]:
@@ -203,7 +203,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
     it = 0
     j = 0
     yield q_full[W], 0
-    batch = cta.receive(me, 0, 0)
+    batch = cta.receive(me, 0)
     while batch >= 0:
         #: hear -> slot, head, row, lo, hi, position, factor    the tile, where its rows stand, the scale of its head
         slot = j % C.NQ
@@ -351,7 +351,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         it += 1
         j += 1
         yield q_full[j % C.NQ * C.NC + W], (j // C.NQ) & 1
-        batch = cta.receive(me, j % C.NQ, 0)
+        batch = cta.receive(me, j % C.NQ)
     #: end    the last tile leaves
     cta.wait_store(me)
 

@@ -68,7 +68,7 @@ def attend(
         s = hide(s, rows, key, features, mask.windowed)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         p, alpha, m, l = weigh(cta, s, m, l)
-        o = o.with_values(o.values * o.by_row(alpha))
+        o = o.times(alpha)
         #: load_v -> v    V is the latent part of the K tile: nothing moves from DRAM
         v = cta.load_v(active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens

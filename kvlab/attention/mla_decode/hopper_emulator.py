@@ -15,7 +15,7 @@ from kvlab.attention.hopper.emulator import NOTHING, find_pages, softmax, split_
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
-from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.online_softmax import LN2, LOG2E
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import divide, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
@@ -25,7 +25,6 @@ from .hopper_config import HopperMLAConfig
 from .hopper_cta import HALVES, HopperMLACTA, Warps, places_of
 
 Array = np.ndarray[Any, Any]
-LN2 = np.float32(0.6931471805599453)
 PARTS = 3  # products of Q K^T
 
 
@@ -157,7 +156,7 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
             e, m, l, alpha = softmax(s, m, l, scale)
             p = e.with_values(e.values.astype(cta.dtype))
             #: accumulate -> o    O = alpha O + P V, started
-            o = o.with_values(o.values * o.by_row(alpha[None]))
+            o = o.times(alpha[None])
             b = it % C.NB
             o = cta.accumulate(me, p, b, "left", o)
             #: send    P and alpha to the follower, who is done with those of the block before
@@ -187,7 +186,7 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
         with np.errstate(divide="ignore"):  # where the kernel has infinities, too
             inv = np.where(total == 0, np.float32(0), divide(np.float32(1), total))
         #: accumulate -> o    O = alpha O + P V of the last block, started
-        o = o.with_values(o.values * o.by_row(alpha[None]))
+        o = o.times(alpha[None])
         b = it % C.NB
         if key + BN > num_keys:
             cta.clean_rows(me, b, "left", max(num_keys - key, 0))
@@ -199,9 +198,9 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
         cta.send(me, p, alpha)
         #: normalise -> o, lse    natural logarithm
         with np.errstate(divide="ignore", invalid="ignore"):
-            lse = np.where(total == 0, np.float32(-np.inf), multiply_add(m, scale, log2(total)) * LN2)
+            lse = np.where(total == 0, np.float32(-np.inf), multiply_add(m, scale, log2(total)) * np.float32(LN2))
         cta.wait_mma(me, 0)
-        o = o.with_values(o.values * o.by_row(inv[None]))
+        o = o.times(inv[None])
         #: store    registers -> DRAM; an empty split leaves its partial output alone
         token_of, head_of, there = x.rows(token, head)
         x.lse[split, batch, token_of[there], head_of[there]] = lse[there]
@@ -228,7 +227,7 @@ def follow(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait
             yield cta.sync(cta.p_full, it & 1)
             alpha = cta.get(me, 0)
             #: accumulate -> o, it    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
-            o = o.with_values(o.values * o.by_row(alpha[None]))
+            o = o.times(alpha[None])
             yield cta.r_full[b], (it // C.NB) & 1
             if C.LATE:
                 yield cta.sync(cta.s_done, late)
@@ -243,14 +242,14 @@ def follow(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait
         alpha = cta.get(me, 0)
         inv = cta.get(me, 1)
         #: accumulate -> o    O = alpha O + P V of the last block
-        o = o.with_values(o.values * o.by_row(alpha[None]))
+        o = o.times(alpha[None])
         yield cta.r_full[b], (it // C.NB) & 1
         key = lo + (blocks - 1) * C.BN
         if key + C.BN > num_keys:
             cta.clean_rows(me, b, "right", max(num_keys - key, 0))
         o = cta.accumulate(me, None, b, "right", o)
         cta.wait_mma(me, 0)
-        o = o.with_values(o.values * o.by_row(inv[None]))
+        o = o.times(inv[None])
         #: store    registers -> DRAM; an empty split leaves its partial output alone
         x.store_half(cta, me, o, b, "right", split, batch, token, head, lo < num_keys)
         cta.arrive(me, cta.r_free[b])

@@ -15,7 +15,6 @@ from seeded_faults import HOPPER, is_found
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_decode_paged
-from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode import hopper_emulator
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mha_decode.hopper_config import HopperDecodeConfig, choose_hopper, shared_bytes
@@ -230,7 +229,7 @@ def test_heads_of_a_block_stages_splits_and_who_puts_them_together(
 ) -> None:
     """Rests on the measured times in benchmarks/NOTES.md: a launch that merges where the join took longer."""
     problem = DecodeProblem(batch, tokens, *heads, 128, 128, itemsize, 16, keys)
-    config = choose_hopper(problem, Features())
+    config = choose_hopper(problem)
     C = config.constants
     assert (C.HEADS, C.NB, config.num_splits, C.PARTS) == chosen
 
@@ -239,7 +238,7 @@ def test_what_is_batch_invariant_is_merged_by_a_launch() -> None:
     """A capture that has no counters merges: whether it has must not change the bits."""
     for batch in 1, 3, 300:
         problem = DecodeProblem(batch, 1, 32, 8, 128, 128, 2, 16, 8192)
-        config = choose_hopper(problem, Features(), batch_invariant=True)
+        config = choose_hopper(problem, batch_invariant=True)
         assert (config.constants.HEADS, config.num_splits, config.constants.PARTS) == (2, 4, 0)
 
 

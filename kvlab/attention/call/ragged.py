@@ -9,7 +9,7 @@ import numpy as np
 from kvlab.attention.call.checks import check_array, check_integers, check_strides, countable
 from kvlab.attention.features.intervals import host
 from kvlab.common.arrays import on_gpu, same_place
-from kvlab.common.checks import require
+from kvlab.common.checks import is_integer, require
 from kvlab.common.torch_here import is_torch
 
 
@@ -66,8 +66,7 @@ def longest(max_seqlen: int | None, q: Any, starts: Any) -> int:
     if max_seqlen is None:
         rows = int(q.shape[0])
         return rows if on_gpu(q) else min(int(sequence_lengths(starts).max(initial=0)), rows)
-    whole = isinstance(max_seqlen, int | np.integer) and not isinstance(max_seqlen, bool) and max_seqlen >= 0
-    require(whole, f"max_seqlen_q is {max_seqlen!r}", "a number of tokens")
+    require(is_integer(max_seqlen) and max_seqlen >= 0, f"max_seqlen_q is {max_seqlen!r}", "a number of tokens")
     return min(int(max_seqlen), int(q.shape[0]))
 
 

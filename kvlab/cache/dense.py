@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.cache.collection import PagedKVCacheCollection
 from kvlab.cache.static_params import KVCacheStaticParams
-from kvlab.common.arrays import to_numpy
+from kvlab.common.arrays import numbered, to_numpy
 from kvlab.common.checks import count, flag, integers
 
 
@@ -63,10 +63,10 @@ def from_dense(
     dealt = np.arange(used + spare_pages)
     if shuffle is not None:
         dealt = np.random.default_rng(shuffle).permutation(dealt)
-    sequence, column = _ragged(pages_each)
+    sequence, column = numbered(pages_each)
     pool.lookup_table[sequence, column] = dealt[:used]
 
-    sequence, token = _ragged(lengths)
+    sequence, token = numbered(lengths)
     page, slot = pool.lookup_table[sequence, token // page_size], token % page_size
     for half, layers in enumerate((keys, values or [])):
         for layer, dense in enumerate(layers):
@@ -84,12 +84,6 @@ def _layers(name: str, arrays: Any) -> list[np.ndarray[Any, Any]]:
         what = type(arrays).__name__ + (" without axes" if np.ndim(arrays) == 0 and hasattr(arrays, "shape") else "")
         raise ValueError(f"{name} is a {what}: must be [batch, tokens, heads, head_size] for each layer") from None
     return [to_numpy(layer, name) for layer in layers]
-
-
-def _ragged(counts: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """``(b, i)`` for every ``i < counts[b]``, b slowest."""
-    row = np.repeat(np.arange(counts.size), counts)
-    return row, np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _check(keys: list[Any], values: list[Any] | None) -> tuple[int, ...]:

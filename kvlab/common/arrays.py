@@ -144,6 +144,26 @@ def drop_axis(array: Any, axis: int) -> Any:
     return array.select(axis, 0) if is_torch(array) else array[(slice(None),) * axis + (0,)]
 
 
+def numbered(counts: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """(i, n): each i as often as ``counts[i]`` says, with its number n.
+
+    >>> numbered(np.array([2, 0, 1]))
+    (array([0, 0, 2]), array([0, 1, 0]))
+    """
+    i = np.repeat(np.arange(counts.size), counts)
+    return i, np.arange(i.size) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def address_of(array: Any) -> int:
+    """The address of the first element, a tensor's or that of a NumPy array.
+
+    >>> x = np.zeros(4, np.float32)
+    >>> address_of(x[1:]) - address_of(x)
+    4
+    """
+    return int(array.data_ptr() if is_torch(array) else array.ctypes.data)
+
+
 def overlaps(a: Any, b: Any) -> bool:
     """Tells whether two arrays of one library and device have a byte in common.
 

@@ -41,6 +41,11 @@ def require(fulfilled: Any, what: str, accepted: str) -> None:
         raise ValueError(f"{what}: must be {accepted}")
 
 
+def is_integer(value: Any) -> bool:
+    """Tells whether ``value`` is an integer of Python or NumPy; a bool is none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def integers(name: str, value: Any) -> Int64:
     """``value`` as int64. ValueError, naming the argument, unless it holds integers.
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvlab.common.arrays import numbered
+
 from .pen.axis import QUIET, WIDTH, Axis, axis, axis_of, mark_gaps
 from .pen.legend import keys
 from .pen.palette import ACCENT, BANKS, INK, LANES
@@ -142,8 +144,8 @@ class _Pool:
             shown = np.union1d(shown, [token[0]])
         whole = int(used.sum()) <= MOST
         rows, count = (np.arange(batch), used) if whole else (shown, np.minimum(used[shown], MOST // len(shown)))
-        sequence = np.repeat(rows, count)
-        column = np.arange(sequence.size) - np.repeat(np.cumsum(count) - count, count)
+        nth, column = numbered(count)
+        sequence = rows[nth]
         page = entries[sequence, column].astype(np.int64)
         total = int(max(page.max(initial=-1) + 1, 1)) if pages is None else int(pages)
         wrong = (page < 0) | (page >= total)

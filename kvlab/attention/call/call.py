@@ -39,14 +39,15 @@ class Plan:
     """Plan that calls share which differ in nothing but the addresses and values of their arrays; it holds no array.
 
     problem: the sizes that the operation's configuration was chosen for. sibling: where the function is that runs,
-    ``"module:function"``. features: None where they hold arrays.
+    ``"module:function"``. features: all of them, or, unless ``complete``, mask and softcap alone.
     """
 
     explanation: Explanation
     problem: Any
     scale: float
     sibling: str
-    features: Features | None
+    features: Features
+    complete: bool
 
 
 class Call(Generic[R]):
@@ -115,6 +116,7 @@ class Call(Generic[R]):
 
     def prepare(self) -> Plan:
         """Checks and plan, which depend on no address and no value."""
+        vars(self).pop("plan", None)
         operands = self.given_operands()
         sizes = check_declared(self.operands, operands)
         self.check_arguments(sizes)
@@ -123,9 +125,10 @@ class Call(Generic[R]):
         self.arrange()
         explanation, problem, backend = self.choose(scale)
         check_arithmetic(explanation, self.arithmetic)
-        kept = None if self.features.arrays else self.features
+        complete = not self.features.arrays
+        kept = self.features if complete else Features(self.features.mask, self.features.softcap)
         sibling = SIBLINGS.get(backend, f"{backend}:launch")
-        self.plan = Plan(explanation, problem, scale, f"kvlab.attention.{self.operation}.{sibling}", kept)
+        self.plan = Plan(explanation, problem, scale, f"kvlab.attention.{self.operation}.{sibling}", kept, complete)
         return self.plan
 
     # What is an operation's own
@@ -183,7 +186,7 @@ class Call(Generic[R]):
     def resolve(self, q: Any, k: Any, v: Any, *, batch: int, lengths: Callable[[], tuple[Any, Any]]) -> Features:
         """The features that are asked for. ``lengths()``: new tokens and keys of each sequence, in CPU memory."""
         plan: Plan | None = vars(self).get("plan")
-        if plan is not None and plan.features is not None:
+        if plan is not None and plan.complete:
             return plan.features
         asked = {name: value for name, value in self.arguments.items() if name in FEATURES}
         asked |= {name: kv_view(asked[name], self.kv_layout) for name in self.paged_scales if name in asked}
@@ -192,6 +195,10 @@ class Call(Generic[R]):
     def resolved(self, q: Any, k: Any, v: Any, asked: dict[str, Any], *, batch: int, lengths: Any) -> Features:
         """The features of the keywords ``asked``."""
         mask, window = asked.pop("mask", None), asked.pop("window", None)
+        plan: Plan | None = vars(self).get("plan")
+        if plan is not None:
+            asked.pop("softcap", None)
+            return plan.features.with_arrays(q, k, v, **asked)
         interval = window_interval(self.is_causal(mask, window), window)
         sight = resolve_mask(mask, interval, heads=int(q.shape[-2]), lengths=lengths, like=q)
         return resolve_features(q, k, v, mask=sight, batch=batch, **asked)

@@ -9,7 +9,17 @@ import numpy as np
 
 from kvlab.attention.features.intervals import UNLIMITED, host
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.common.arrays import INFERENCE, dtype_of, element_strides, on_gpu, overlaps, same_place, to_numpy, wants_grad
+from kvlab.common.arrays import (
+    INFERENCE,
+    address_of,
+    dtype_of,
+    element_strides,
+    on_gpu,
+    overlaps,
+    same_place,
+    to_numpy,
+    wants_grad,
+)
 from kvlab.common.checks import require, shown
 from kvlab.common.torch_here import is_torch
 from kvlab.memory import bfloat16, float16, float32
@@ -119,8 +129,7 @@ def _same_view(a: Any, b: Any) -> bool:
     """True where two arrays are the same elements."""
     if tuple(a.shape) != tuple(b.shape) or a.dtype != b.dtype:
         return False
-    first, second = (x.data_ptr() if is_torch(x) else x.ctypes.data for x in (a, b))
-    return bool(first == second and element_strides(a) == element_strides(b))
+    return address_of(a) == address_of(b) and element_strides(a) == element_strides(b)
 
 
 def check_lane_copies(arrays: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.attention.call.checks import DTYPES
 from kvlab.attention.features.scales import is_fp8
-from kvlab.common.arrays import dtype_of, element_strides, with_addressing_strides
+from kvlab.common.arrays import address_of, dtype_of, element_strides, with_addressing_strides
 from kvlab.common.checks import require
 from kvlab.common.torch_here import is_torch
 from kvlab.memory import bfloat16
@@ -68,7 +68,7 @@ def check_latent_rows(cache: Any, latent: int, rope: int, kv_layout: str) -> Non
 def viewed(window: Any, dtype: np.dtype[Any], name: str) -> Any:
     """Bytes of the rows of ``name`` as another dtype, the same memory. ValueError where they do not lie as it must."""
     n, strides, window = dtype.itemsize, element_strides(window, name), with_addressing_strides(window)
-    first = int(window.data_ptr() if is_torch(window) else window.ctypes.data)
+    first = address_of(window)
     require(
         first % n == 0 and not any(step % n for step in strides[:-1]),
         f"{name} has rows {strides[:-1]} bytes apart, {dtype.name} {first % n} past a multiple of {n}",

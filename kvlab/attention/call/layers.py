@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from kvlab.attention.call.checks import check_paged_collection
 from kvlab.attention.call.kinds import kind_of
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import on_gpu
-from kvlab.common.checks import require, shown
+from kvlab.common.checks import is_integer, require, shown
 
 
 class LayerArrays(NamedTuple):
@@ -34,8 +32,7 @@ def layer_arrays(cache: PagedKVCacheCollection, layer: int) -> LayerArrays:
     >>> layer_arrays(pool, 1).values.shape
     (5, 16, 2, 64)
     """
-    whole = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
-    require(whole, f"layer is {shown(layer)}", "the number of a layer")
+    require(is_integer(layer), f"layer is {shown(layer)}", "the number of a layer")
     if not 0 <= layer < cache.num_layers:
         raise IndexError(f"layer is {shown(layer)}: must be in [0, {cache.num_layers})")
     mla = cache.kv_params.is_mla

@@ -1,4 +1,4 @@
-"""Sequences of any lengths one after the other: the checks of ``cu_seqlens``, and what it tells."""
+"""Sequences of any lengths one after the other: the checks of ``cu_seqlens``, what it tells, and calls over them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import check_array, check_integers, check_strides, countable
 from kvlab.attention.features.intervals import host
 from kvlab.common.arrays import on_gpu, same_place
-from kvlab.common.checks import require
+from kvlab.common.checks import is_integer, require
 from kvlab.common.torch_here import is_torch
 
 
@@ -22,12 +23,16 @@ def check_starts(name: str, starts: Any) -> int:
     return int(starts.shape[0]) - 1
 
 
-def check_starts_of_cache(starts: Any, cache: Any) -> None:
-    """ValueError unless ``cu_seqlens_q`` can be added to the lengths of a cache of as many sequences."""
+def keys_with_new(cache: Any, starts: Any) -> Any:
+    """Keys of each sequence of a cache, the new tokens that lie between ``starts`` among them. ValueError unless
+    ``cu_seqlens_q`` is of as many sequences, and can be added to the lengths.
+    """
     check_array("cu_seqlens_q", starts)
     same_place(cu_seqlens_q=starts, cache=cache.cache_lengths)
     batch, given = int(cache.cache_lengths.shape[0]), check_starts("cu_seqlens_q", starts)
     require(batch == given, f"cu_seqlens_q of {given} sequences", f"those of the cache, {batch}")
+    starts = countable(starts)
+    return countable(cache.cache_lengths) + (starts.diff() if is_torch(starts) else np.diff(starts))
 
 
 def check_offsets(name: str, starts: Any, rows: Any, most: int | None) -> None:
@@ -46,13 +51,6 @@ def sequence_lengths(starts: Any) -> np.ndarray[Any, Any]:
     return np.diff(host(starts).astype(np.int64))
 
 
-def keys_with_new(cache_lengths: Any, starts: Any) -> Any:
-    """Keys of each sequence of a cache, the new tokens that lie between ``starts`` among them."""
-    starts = countable(starts)
-    new = starts.diff() if is_torch(starts) else np.diff(starts)
-    return countable(cache_lengths) + new
-
-
 def check_grid(grid: tuple[int, ...], batch: int, max_q: int) -> None:
     """ValueError for more programs than the first axis of a GPU's grid has places for."""
     what = f"a grid of {grid[0]} programs for {batch} sequences of up to {max_q} new tokens"
@@ -66,11 +64,42 @@ def longest(max_seqlen: int | None, q: Any, starts: Any) -> int:
     if max_seqlen is None:
         rows = int(q.shape[0])
         return rows if on_gpu(q) else min(int(sequence_lengths(starts).max(initial=0)), rows)
-    whole = isinstance(max_seqlen, int | np.integer) and not isinstance(max_seqlen, bool) and max_seqlen >= 0
-    require(whole, f"max_seqlen_q is {max_seqlen!r}", "a number of tokens")
+    require(is_integer(max_seqlen) and max_seqlen >= 0, f"max_seqlen_q is {max_seqlen!r}", "a number of tokens")
     return min(int(max_seqlen), int(q.shape[0]))
 
 
-def tells_longest(max_seqlen: int | None, q: Any) -> bool:
-    """True where the values of ``cu_seqlens_q`` decide the longest sequence: a plan holds for them alone."""
-    return max_seqlen is None and not on_gpu(q)
+class PrefillCall(Call[Any]):
+    """A call over queries ``[total, H, D]`` of ``batch`` sequences, none longer than ``longest``. Subclasses tell
+    ``keys``.
+    """
+
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+    q: Any
+    batch: int
+    longest: int
+
+    def decisive(self) -> tuple[Any, ...] | None:
+        """None where the values of ``cu_seqlens_q`` decide the longest sequence: a plan holds for them alone."""
+        told = self.cu_seqlens_q is None or self.max_seqlen_q is not None or on_gpu(self.q)
+        return super().decisive() if told else None
+
+    def count_sequences(self) -> None:
+        """Set ``batch`` and ``longest``."""
+        self.batch = int(self.cu_seqlens_q.shape[0]) - 1
+        self.longest = longest(self.max_seqlen_q, self.q, self.cu_seqlens_q)
+
+    def lengths(self) -> tuple[Any, Any]:
+        """New tokens and keys of each sequence."""
+        self.look(self.q)
+        return sequence_lengths(self.cu_seqlens_q), self.keys()
+
+    def keys(self) -> Any:
+        """Keys of each sequence, in CPU memory."""
+        return sequence_lengths(self.cu_seqlens_k)
+
+    def check_values(self) -> None:
+        check_offsets("cu_seqlens_q", self.cu_seqlens_q, self.q, self.longest)
+
+    def named(self) -> dict[str, Any]:
+        return super().named() | {"problem": self.plan.problem}

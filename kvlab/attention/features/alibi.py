@@ -20,11 +20,15 @@ DOCUMENTATION = "float32 ``[Hq]`` or ``[B, Hq]``: slope times the distance of qu
 
 def resolve_slopes(alibi_slopes: Any, q: Any, batch: int) -> Any:
     """``alibi_slopes``, checked against q ``[.., Hq, D]``, as ``[B or 1, Hq]``."""
-    if alibi_slopes is None:
-        return None
-    check_heads_array("alibi_slopes", alibi_slopes, q, batch=batch)
-    check_float32("alibi_slopes", alibi_slopes)
-    return alibi_slopes[None] if alibi_slopes.ndim == 1 else alibi_slopes
+    if alibi_slopes is not None:
+        check_heads_array("alibi_slopes", alibi_slopes, q, batch=batch)
+        check_float32("alibi_slopes", alibi_slopes)
+    return slopes_by_sequence(alibi_slopes)
+
+
+def slopes_by_sequence(slopes: Any) -> Any:
+    """Slopes ``[Hq]`` or ``[B, Hq]`` as ``[B or 1, Hq]``; None of None."""
+    return slopes[None] if slopes is not None and slopes.ndim == 1 else slopes
 
 
 def slopes_stride(slopes: Any) -> int:

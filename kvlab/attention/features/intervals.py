@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.common.arrays import to_numpy
-from kvlab.common.checks import shown
+from kvlab.common.checks import is_integer, shown
 from kvlab.common.torch_here import is_torch
 from kvlab.staging import ceildiv
 
@@ -75,7 +75,7 @@ def window_interval(causal: bool, window: Any) -> Interval:
     (Interval(left=127, right=0, chunk=0, valid=None), True)
     """
     left = right = UNLIMITED
-    if isinstance(window, int | np.integer) and not isinstance(window, bool):
+    if is_integer(window):
         if window < 1:
             raise ValueError(f"window is {window}: must be at least 1, the keys that a query sees, itself among them")
         if not causal:
@@ -84,8 +84,7 @@ def window_interval(causal: bool, window: Any) -> Interval:
     elif window is not None:
         pair = isinstance(window, tuple | list) and len(window) == 2
         sides: list[Any] = [UNLIMITED if side is None else side for side in window] if pair else [None]
-        number = [isinstance(side, int | np.integer) and not isinstance(side, bool) for side in sides]
-        if not all(number) or min(sides) < 0:
+        if not all(map(is_integer, sides)) or min(sides) < 0:
             raise ValueError(
                 f"window is {shown(window)}: must be None, a number of keys, or a pair (left, right) of numbers or None"
             )

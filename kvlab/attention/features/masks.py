@@ -20,6 +20,8 @@ import numpy as np
 
 from kvlab.attention.features.intervals import UNLIMITED, Interval, host
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
+from kvlab.common.arrays import to_torch
+from kvlab.common.checks import is_integer
 from kvlab.common.torch_here import is_torch
 
 Array = np.ndarray[Any, Any]
@@ -326,14 +328,12 @@ def _materialise(mask: Mask, heads: int, new: Array, keys: Array, like: Any) -> 
         got = f"shape {values.shape}" if isinstance(values, np.ndarray) else repr(values)
         raise ValueError(f"{mask!r} gives {got}: must be numbers [{len(new)} or 1, {heads} or 1, {S}, {n}]") from None
     if is_torch(like):
-        from kvlab.common.arrays import to_torch
-
         bias = to_torch(bias).to(like.device)
     return bias
 
 
 def _positive(mask: Any, name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+    if not is_integer(value) or value < 1:
         raise ValueError(f"{name} is {value!r} of {type(mask).__name__}: must be a number of keys, at least 1")
 
 

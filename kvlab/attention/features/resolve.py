@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvlab.attention.call.checks import check_array
-from kvlab.attention.features.alibi import resolve_slopes
+from kvlab.attention.features.alibi import resolve_slopes, slopes_by_sequence
 from kvlab.attention.features.bias import check_bias
 from kvlab.attention.features.masks import MaskPlan
-from kvlab.attention.features.scales import Scale, Scales, latent_scales, resolve_scales
+from kvlab.attention.features.scales import Scale, Scales, latent_scales, resolve_scales, scale_of
 from kvlab.attention.features.sinks import resolve_sinks
 from kvlab.attention.features.softcap import resolve_softcap
 from kvlab.attention.features.temperature import resolve_temperature
@@ -44,6 +44,15 @@ class Features:
             "scale": scale, "features": self, "sequence": batch, "k_scale": scales.q.at(None) * scales.k.at(where),
             "v_scale": scales.v.at(where),
         }
+
+    def with_arrays(
+        self, q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, temperature: Any = None,
+        q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+    ) -> Features:
+        """The mask and softcap of a call with what else another call of its kind asks for, which needs no check."""
+        heads = int(k.shape[-2])
+        scales = Scales(scale_of(q_scale, q, heads), scale_of(k_scale, k, heads), scale_of(v_scale, v, heads))
+        return Features(self.mask, self.softcap, sinks, slopes_by_sequence(alibi_slopes), temperature, scales)
 
     def with_leading_axis(self) -> Features:
         """For K and V ``[total, Hkv, D]`` that launches take as ``[1, total, Hkv, D]``: scales of tokens likewise."""

@@ -114,21 +114,31 @@ def resolve_scales(q: Any, k: Any, v: Any, q_scale: Any = None, k_scale: Any = N
 
 def resolve_scale(name: str, scale: Any, of: Any, heads: int, tokens: tuple[int, ...] | None) -> Scale:
     """The scale ``name`` of the array ``of`` with ``heads`` heads, or one for each of ``tokens``."""
+    if scale is not None and is_fp8(of):
+        if not (is_torch(scale) or isinstance(scale, np.ndarray)):
+            return Scale(finite_number(scale, name, "a finite number that float32 holds, or an array"))
+        check_array(name, scale)
+        same_place(**{name: scale, name.partition("_")[0]: of})
+        require(dtype_of(scale, name) == float32, f"{name} has dtype {scale.dtype}", "float32")
+        shape = tuple(int(n) for n in scale.shape)
+        per_token = "" if tokens is None else f" or, of each token and head, {tokens}"
+        fits = shape in ((), (1,), (heads,)) or (len(shape) > 1 and shape == tokens)
+        require(fits, f"{name} has shape {shape}", f"a number, [Hkv = {heads}]{per_token}")
+    return scale_of(scale, of, heads)
+
+
+def scale_of(scale: Any, of: Any, heads: int) -> Scale:
+    """A scale that :func:`resolve_scale` lets pass."""
     if scale is None or not is_fp8(of):
         return Scale()
     if not (is_torch(scale) or isinstance(scale, np.ndarray)):
-        return Scale(finite_number(scale, name, "a finite number that float32 holds, or an array"))
-    check_array(name, scale)
-    same_place(**{name: scale, name.partition("_")[0]: of})
-    require(dtype_of(scale, name) == float32, f"{name} has dtype {scale.dtype}", "float32")
-    shape = tuple(int(n) for n in scale.shape)
-    per_token = "" if tokens is None else f" or, of each token and head, {tokens}"
-    if shape in ((), (1,)):  # one number in memory: a view of it for every head
+        return Scale(float(scale))
+    if scale.ndim > 1:
+        return Scale(tokens=scale)
+    if tuple(scale.shape) in ((), (1,)):  # one number in memory: a view of it for every head
         one = scale.reshape(1)
-        return Scale(heads=one.expand(heads) if is_torch(one) else np.broadcast_to(one, (heads,)))
-    fits = shape == (heads,) or (len(shape) > 1 and shape == tokens)
-    require(fits, f"{name} has shape {shape}", f"a number, [Hkv = {heads}]{per_token}")
-    return Scale(heads=scale) if len(shape) == 1 else Scale(tokens=scale)
+        scale = one.expand(heads) if is_torch(one) else np.broadcast_to(one, (heads,))
+    return Scale(heads=scale)
 
 
 def scale_strides(scale: Scale, *, ragged: bool = False) -> PageStrides:

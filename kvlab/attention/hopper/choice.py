@@ -8,7 +8,7 @@ from kvlab.attention.call.backends import BACKENDS, choose_backend
 from kvlab.attention.features.masks import UNLIMITED
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.machines.gpu import machine, traits
-from kvlab.common.arrays import dtype_of, element_strides, on_gpu
+from kvlab.common.arrays import address_of, dtype_of, element_strides, on_gpu
 from kvlab.triton_support.versions import gluon_lacks
 
 
@@ -60,8 +60,7 @@ def tma_takes(array: Any, name: str) -> bool:
     vector = 16 // dtype_of(array, name).itemsize
     strides = element_strides(array, name)
     outer = [s for s, n in zip(strides[:-1], array.shape[:-1], strict=True) if n > 1]
-    address = array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data
-    return address % 16 == 0 and all(s > 0 and s % vector == 0 and s < 1 << 39 for s in outer)
+    return address_of(array) % 16 == 0 and all(s > 0 and s % vector == 0 and s < 1 << 39 for s in outer)
 
 
 def _machine_lacks(array: Any) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features.rope import rotate_exactly
+from kvlab.common.arrays import numbered
 
 from .config import SMALLEST, StoreConfig, StoreSide
 
@@ -69,8 +70,7 @@ def _places(
         assert table is not None
         first = where[:-1] if config.form == "ragged" else np.arange(shape[0]) * shape[1]
         count = np.diff(where) if config.form == "ragged" else np.clip(where, 0, shape[1])
-        sequence = np.repeat(np.arange(len(lens)), count)
-        new = np.arange(sequence.size) - np.repeat(np.cumsum(count) - count, count)
+        sequence, new = numbered(count)
         token, at = first[sequence] + new, lens.astype(np.int64)[sequence] + new
         inside = (at >= 0) & (at // config.page_size < table.shape[1])  # the others have no page
         sequence, token, at = sequence[inside], token[inside], at[inside]

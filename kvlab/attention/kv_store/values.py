@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.common.arrays import overlaps, to_numpy
+from kvlab.attention.features.intervals import host
+from kvlab.common.arrays import numbered, overlaps
 from kvlab.common.checks import require
-from kvlab.common.torch_here import is_torch
 
 from .inputs import NORMAL, SMALLEST_SCALE, StoreInputs
 
@@ -33,13 +33,11 @@ def check_values(x: StoreInputs) -> None:
     for name in _SCALES:
         scale = getattr(x, name)
         if getattr(scale, "ndim", 0) == 1:
-            values = to_numpy(scale.cpu() if is_torch(scale) else scale, name).astype(np.float32)
+            values = host(scale).astype(np.float32)
             bad, label = ~((values >= SMALLEST_SCALE) & np.isfinite(values)), getattr(x.names, name)
             require(not bad.any(), f"{label}[{int(bad.argmax())}] is {values[bad.argmax()]}", NORMAL)
-    arrays = {name: a.cpu() if is_torch(a) else a for name, a in x.arrays().items() if name in _VALUES}
-    where, lens, table, positions = (
-        _signed(to_numpy(arrays[name], name)) if name in arrays else None for name in _VALUES
-    )
+    arrays = {name: host(a) for name, a in x.arrays().items() if name in _VALUES}
+    where, lens, table, positions = (_signed(arrays[name]) if name in arrays else None for name in _VALUES)
     assert where is not None
     B, S, page_size = x.k.shape[0], x.k.shape[1], x.k_cache.shape[1]
     if x.form == "slots":
@@ -90,8 +88,7 @@ def _through_table(
         if bad.any():
             raise ValueError(f"{x.names.where}[{int(bad.argmax())}] is {where[bad][0]}: must be 0 to {S}")
         first, count = np.arange(B) * S, where
-    sequence = np.repeat(np.arange(len(lens)), count)
-    new = np.arange(sequence.size) - np.repeat(np.cumsum(count) - count, count)
+    sequence, new = numbered(count)
     position = lens[sequence] + new
     outside = (position < 0) | (position >= table.shape[1] * page_size)
     if outside.any():

@@ -1,5 +1,5 @@
 """Masks of attention calls: MAX's by name, and the protocol for masks of one's own. The public face of
-:mod:`kvlab.attention.masks`.
+:mod:`kvlab.attention.features.masks`.
 
 >>> from kvlab.attention.masks import CausalMask, SlidingWindowCausalMask
 >>> bool(CausalMask().visible(0, 0, 3, 4)), bool(SlidingWindowCausalMask(2).visible(0, 0, 3, 2))

@@ -18,9 +18,8 @@ from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
-from kvlab.common.arrays import add_axis, element_strides
+from kvlab.common.arrays import add_axis, address_of, element_strides
 from kvlab.common.checks import require
-from kvlab.common.torch_here import is_torch
 
 from .balanced.config import balanced_config
 from .config import choose_config, problem_of
@@ -135,6 +134,5 @@ def _check_pairs(caches: dict[str, Any]) -> None:
     """ValueError for rows of fp8 that do not start at an even byte: columns move in pairs."""
     for name, cache in caches.items():
         strides = element_strides(cache, name)
-        even = not any(step % 2 for step in strides[:-1])
-        first = cache.data_ptr() if is_torch(cache) else cache.ctypes.data
-        require(even and first % 2 == 0, f"{name} of float8_e4m3fn has strides {strides}", "rows at even bytes")
+        even = address_of(cache) % 2 == 0 and not any(step % 2 for step in strides[:-1])
+        require(even, f"{name} of float8_e4m3fn has strides {strides}", "rows at even bytes")

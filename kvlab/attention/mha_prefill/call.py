@@ -7,20 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import check_lengths_and_pages, check_pages
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import kv_pages
 from kvlab.attention.call.operands import STARTS, STARTS_OF_K, TABLE, Operand, Sizes, check_heads, check_result
-from kvlab.attention.call.ragged import (
-    check_grid,
-    check_offsets,
-    check_starts_of_cache,
-    keys_with_new,
-    longest,
-    sequence_lengths,
-    tells_longest,
-)
+from kvlab.attention.call.ragged import PrefillCall, check_grid, check_offsets, keys_with_new, longest
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_fp8
@@ -34,21 +25,12 @@ from .config import PrefillInputs, PrefillProblem, choose_config
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
 
 
-class Prefill(Call[Any]):
+class Prefill(PrefillCall):
     """A prefill; siblings take q and out as ``[B, S, Hq, ..]`` or ``[1, total, Hq, ..]``."""
 
     operation = "mha_prefill"
     base2_by_siblings = True
-    cu_seqlens_q: Any = None
-    cu_seqlens_k: Any = None
-    q: Any
     inputs: PrefillInputs
-    batch: int
-    longest: int
-
-    def decisive(self) -> tuple[Any, ...] | None:
-        ragged = self.cu_seqlens_q is not None
-        return None if ragged and tells_longest(self.max_seqlen_q, self.q) else super().decisive()
 
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         q, k, v = self.arrays[:3]
@@ -80,7 +62,7 @@ class Prefill(Call[Any]):
         return Explanation("mha_prefill", chosen, reason, config, grid, emulated), problem, chosen
 
     def named(self) -> dict[str, Any]:
-        return super().named() | {"problem": self.plan.problem, "base2": self.base2}
+        return super().named() | {"base2": self.base2}
 
 
 class DensePrefill(Prefill):
@@ -116,22 +98,21 @@ class DensePrefill(Prefill):
             self.batch, self.longest = int(q.shape[0]), int(q.shape[1])
             self.features = self.resolve(q, k, v, batch=self.batch, lengths=self.lengths)
         else:
-            self.batch, self.longest, self.dropped = int(cu_q.shape[0]) - 1, longest(self.max_seqlen_q, q, cu_q), 0
+            self.count_sequences()
+            self.dropped = 0
             self.features = self.resolve(q, k, v, batch=self.batch, lengths=self.lengths).with_leading_axis()
             q, k, v, self.into = (add_axis(x, 0) for x in (q, k, v, self.out))
         self.inputs = PrefillInputs(q, k, v, cu_q, cu_k, None, None, self.into, self.features)
         self.arrays = self.inputs[:7]
 
     def lengths(self) -> tuple[Any, Any]:
-        """New tokens and keys of each sequence."""
         if self.cu_seqlens_q is None:
             return np.full(self.batch, self.q.shape[1]), np.full(self.batch, self.k.shape[1])
-        self.look(self.q)
-        return sequence_lengths(self.cu_seqlens_q), sequence_lengths(self.cu_seqlens_k)
+        return super().lengths()
 
     def check_values(self) -> None:
         if self.cu_seqlens_q is not None:
-            check_offsets("cu_seqlens_q", self.cu_seqlens_q, self.q, self.longest)
+            super().check_values()
             check_offsets("cu_seqlens_k", self.cu_seqlens_k, self.k, None)
 
 
@@ -161,30 +142,28 @@ class PagedPrefill(Prefill):
     def arrange(self) -> None:
         q, cu_q = self.q, self.cu_seqlens_q
         caches = kv_view(self.k_cache, self.kv_layout), kv_view(self.v_cache, self.kv_layout)
-        self.batch, self.longest, self.dropped = int(cu_q.shape[0]) - 1, longest(self.max_seqlen_q, q, cu_q), 0
+        self.count_sequences()
+        self.dropped = 0
         self.features = self.resolve(q, *caches, batch=self.batch, lengths=self.lengths)
         self.into = add_axis(self.out, 0)
         tables = self.block_table, self.seq_lens
         self.inputs = PrefillInputs(add_axis(q, 0), *caches, cu_q, None, *tables, self.into, self.features)
         self.arrays = self.inputs[:7]
 
-    def lengths(self) -> tuple[Any, Any]:
-        """New tokens and keys of each sequence."""
-        self.look(self.q)
+    def keys(self) -> Any:
         page_size = kv_view(self.k_cache, self.kv_layout).shape[1]
-        return sequence_lengths(self.cu_seqlens_q), keys_in_table(self.seq_lens, self.block_table, int(page_size))
+        return keys_in_table(self.seq_lens, self.block_table, int(page_size))
 
     def check_values(self) -> None:
-        check_offsets("cu_seqlens_q", self.cu_seqlens_q, self.q, self.longest)
+        super().check_values()
         check_lengths_and_pages(self.seq_lens, self.block_table, *kv_view(self.k_cache, self.kv_layout).shape[:2])
 
 
 def arrays_of_collection(q: Any, cache: Any, layer: int, starts: Any) -> dict[str, Any]:
     """The array form of a prefill over a collection, whose scales are used: one for each token and head."""
     pages = kv_pages(cache, layer, "mla_prefill")
-    check_starts_of_cache(starts, cache)
     found = {"q": q, "k_cache": pages.keys, "v_cache": pages.values, "block_table": cache.lookup_table,
-             "seq_lens": keys_with_new(cache.cache_lengths, starts), "cu_seqlens_q": starts}
+             "seq_lens": keys_with_new(cache, starts), "cu_seqlens_q": starts}
     if pages.key_scales is not None:
         granules = int(pages.key_scales.shape[-1])
         require(granules == 1, f"a cache with {granules} scales a head and token", "one; granularity head_size")

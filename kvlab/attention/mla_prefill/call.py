@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.backends import choose_backend
-from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import check_lengths_and_pages, known_dtype
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
 from kvlab.attention.call.layers import latent_pages
 from kvlab.attention.call.operands import STARTS, STARTS_OF_K, TABLE, Operand, Sizes, check_dtypes, check_result
 from kvlab.attention.call.ragged import (
+    PrefillCall,
     check_grid,
     check_offsets,
-    check_starts_of_cache,
     keys_with_new,
     longest,
     sequence_lengths,
-    tells_longest,
 )
 from kvlab.attention.features.intervals import host, keys_in_table
 from kvlab.attention.features.resolve import Features, kv_view
@@ -39,22 +37,14 @@ ROWS = (
 )
 
 
-class MLAPrefill(Call[Any]):
+class MLAPrefill(PrefillCall):
     """A prefill of MLA; siblings take its arrays as they are, K's rope part as ``[total_k, rope]`` or in pages."""
 
     operation = "mla_prefill"
     rope_scale: Any = None
-    q: Any
     k: Any
     v: Any
-    cu_seqlens_q: Any
-    cu_seqlens_k: Any
-    batch: int
-    longest: int
     k_rope: Any
-
-    def decisive(self) -> tuple[Any, ...] | None:
-        return None if tells_longest(self.max_seqlen_q, self.q) else super().decisive()
 
     def check_arguments(self, sizes: Sizes) -> None:
         """Dtypes, heads, columns."""
@@ -79,17 +69,8 @@ class MLAPrefill(Call[Any]):
         """Set ``arrays`` and ``features``, with K's rope part as siblings take it."""
         q, k, v, cu_q, cu_k = self.q, self.k, self.v, self.cu_seqlens_q, self.cu_seqlens_k
         self.arrays, self.into, self.k_rope = (q, k, v, k_rope, cu_q, cu_k, table, seq_lens, starts), self.out, k_rope
-        self.batch, self.longest = int(cu_q.shape[0]) - 1, longest(self.max_seqlen_q, q, cu_q)
+        self.count_sequences()
         self.features = self.resolve(q, k, v, batch=self.batch, lengths=self.lengths)
-
-    def lengths(self) -> tuple[Any, Any]:
-        """New tokens and keys of each sequence."""
-        self.look(self.q)
-        return sequence_lengths(self.cu_seqlens_q), self.keys()
-
-    def keys(self) -> Any:
-        """Keys of each sequence, in CPU memory."""
-        return sequence_lengths(self.cu_seqlens_k)
 
     def scale_of_rope(self, asked: dict[str, Any]) -> tuple[str, Any]:
         """The scale of K's rope part, and what the caller calls it."""
@@ -123,11 +104,8 @@ class MLAPrefill(Call[Any]):
         return Explanation("mla_prefill", chosen, reason, config, grid, emulated), problem, chosen
 
     def check_values(self) -> None:
-        check_offsets("cu_seqlens_q", self.cu_seqlens_q, self.q, self.longest)
+        super().check_values()
         check_offsets("cu_seqlens_k", self.cu_seqlens_k, self.k, None)
-
-    def named(self) -> dict[str, Any]:
-        return super().named() | {"problem": self.plan.problem}
 
 
 class PagedMLAPrefill(MLAPrefill):
@@ -212,7 +190,6 @@ def arrays_of_collection(
 ) -> dict[str, Any]:
     """The array form of a call over a collection."""
     rows = latent_pages(cache, layer)
-    check_starts_of_cache(cu_seqlens_q, cache)
-    lens = keys_with_new(cache.cache_lengths, cu_seqlens_q)
+    lens = keys_with_new(cache, cu_seqlens_q)
     tables = {"kv_cache": rows, "block_table": cache.lookup_table, "seq_lens": lens}
     return {"q": q, "k": k, "v": v, **tables, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}

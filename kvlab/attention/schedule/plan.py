@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features.intervals import window_interval
-from kvlab.common.checks import require, shown
+from kvlab.common.arrays import numbered
+from kvlab.common.checks import is_integer, require, shown
 from kvlab.common.drawn import Drawn
 from kvlab.staging import ceildiv
 
@@ -85,7 +86,7 @@ class Schedule(Drawn):
         count = units_of(blocks, config.unit)
         if config.unit:
             size = np.maximum(ceildiv(blocks, MOST_UNITS), config.unit)
-            item, n = _numbered(count)
+            item, n = numbered(count)
             team = (self.starts[item] + n * (size + config.overhead)[item]) // self.share
             first = begin[item] + n * size[item]
             last, slot = np.minimum(first + size[item], end[item]), n * len(self.item) + item
@@ -93,7 +94,7 @@ class Schedule(Drawn):
             start = self.starts[:-1] + config.overhead
             earliest = start // self.share
             count = np.where(count, (self.starts[1:] - 1) // self.share - earliest + 1, 0)
-            item, n = _numbered(count)
+            item, n = numbered(count)
             team = earliest[item] + n
             low = np.maximum(team * self.share, start[item])
             high = np.minimum((team + 1) * self.share, self.starts[1:][item])
@@ -239,8 +240,7 @@ def _integers(name: str, values: Any) -> Array:
 
 
 def _positive(name: str, number: Any) -> int:
-    fits = isinstance(number, int | np.integer) and not isinstance(number, bool) and number > 0
-    require(fits, f"{name} is {shown(number)}", "an integer above 0")
+    require(is_integer(number) and number > 0, f"{name} is {shown(number)}", "an integer above 0")
     return int(number)
 
 
@@ -250,13 +250,3 @@ def _check_cost(problem: ScheduleProblem, config: ScheduleConfig, lengths: Array
     each = ceildiv(lengths, config.block) + config.overhead * MOST_UNITS
     bound = int((items * each).sum())
     require(bound <= MOST_COST, f"the cost of seq_lens is {bound} key blocks", f"at most {MOST_COST}; take larger ones")
-
-
-def _numbered(count: Array) -> tuple[Array, Array]:
-    """(i, n): each i as often as ``count[i]`` says, with its number n.
-
-    >>> _numbered(np.array([2, 0, 1]))
-    (array([0, 0, 2]), array([0, 1, 0]))
-    """
-    i = np.repeat(np.arange(len(count)), count)
-    return i, np.arange(len(i)) - np.repeat(np.cumsum(count) - count, count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -10,9 +11,11 @@ import numpy as np
 from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.copy_plan import TileCopyPlan
-from kvlab.staging.tile.fragments import Fragments
+from kvlab.staging.tile.fragments import FragmentMap, Fragments
 from kvlab.staging.tile.iterator import KVCacheIterator
+from kvlab.staging.tile.p_exchange import PExchange
 from kvlab.staging.tile.rows_over_warps import RowsOverWarps
+from kvlab.staging.tile.shared_access import SharedAccess
 from kvlab.staging.tile.tile_copies import TileCopies
 from kvlab.staging.tile.tile_pipeline import TilePipeline
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
@@ -32,6 +35,9 @@ class Shape(Protocol):
     @property
     def shared_bytes(self) -> int: ...
     def columns(self, role: str) -> tuple[int, int]: ...
+    def stored(self, role: str) -> np.dtype[Any]: ...
+    def fragment_map(self, role: str) -> FragmentMap: ...
+    def access(self, role: str) -> SharedAccess: ...
 
 
 S = TypeVar("S", bound=Shape)
@@ -55,7 +61,7 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
             lambda role, tile, stage: self.copies.by_store(role, tile, stage, f"{role}{stage or ''}"),
             self.hazards, barrier_before=barrier_before, ahead=self.stages,
         )
-        self._footprints: dict[Any, Footprint] = {}
+        self._footprints: dict[tuple[str, int | None], Footprint] = {}
 
     @classmethod
     def of(cls, tile: TileSpec, rows: KVRows, traffic: Traffic, *, beside: bool = False) -> Self:
@@ -120,7 +126,13 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
 
     def operand_p(self, p: Fragments, active: Array) -> Fragments:
         """P as the product takes it, after its way through shared memory."""
-        raise NotImplementedError
+        layout = self.shape.fragment_map("p")
+        return Fragments(self._exchange(p.values, active).reshape(self.programs, *layout.row.shape), layout)
+
+    @functools.cached_property
+    def _exchange(self) -> PExchange:
+        accesses = self.shape.access("p write"), self.shape.access("p")
+        return PExchange(self.smem, accesses, self.shape.stored("p"), hazards=self.hazards, traffic=self.traffic)
 
     def p_barriers(self) -> None:
         """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
@@ -139,5 +151,27 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
         """The plan of a role's tile, and where each of its vectors lands."""
         raise NotImplementedError
 
+    def _read(self, role: str, active: Array, dtype: np.dtype[Any] | None = None) -> Fragments:
+        """A role's tile to registers: elements of ``dtype``, of the role's if None."""
+        access, layout = self.shape.access(role), self.shape.fragment_map(role)
+        registers = access.load(self.smem, dtype or self.shape.stored(role), self._shift(role))
+        access.count(self.traffic, f"{role} read", int(active.sum()))
+        return Fragments(registers.reshape(self.programs, *layout.row.shape), layout)
+
     def _state_read(self, role: str) -> None:
-        raise NotImplementedError
+        self.hazards.read(self._accessed(role), f"{role} read", self._stage(role))
+
+    def _stage(self, role: str) -> int | None:
+        """Place of the tile of K or V that was loaded last."""
+        return self.pipeline.stage["k" if self.shape.v_in_k else role] if role in ("k", "v") else None
+
+    def _shift(self, role: str) -> int:
+        """Bytes from the first stage to that one."""
+        return 0
+
+    def _accessed(self, role: str) -> Footprint:
+        """The bytes that each warp reads of a role."""
+        at = role, self._stage(role)
+        if at not in self._footprints:
+            self._footprints[at] = self.shape.access(role).footprint(self.hazards, self._shift(role))
+        return self._footprints[at]

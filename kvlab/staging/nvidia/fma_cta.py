@@ -15,12 +15,10 @@ import numpy as np
 from kvlab.hardware import current_arithmetic
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory, float32
-from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
-from kvlab.staging.tile.p_exchange import PExchange
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
-from kvlab.staging.tile.shared_access import SharedAccess, passes_by_warp
+from kvlab.staging.tile.shared_access import SharedAccess
 from kvlab.staging.tile.tile_spec import TileSpec
 
 from .decode_cta import NvidiaDecodeCTA
@@ -65,6 +63,20 @@ class FmaShape:
         base = sum(4 * rows * cols for rows, cols in (sizes[n] for n in names[: names.index(role)]))
         return base, *sizes[role]
 
+    def stored(self, role: str) -> np.dtype[Any]:
+        """The dtype of the elements that ``role`` brings to registers."""
+        return float32
+
+    def fragment_map(self, role: str) -> FragmentMap:
+        """Contents of the registers once ``role`` was read: elements of its tile ``[rows, columns]``."""
+        if role in ("q", "p"):
+            return _row_plan(self, role)
+        return _key_plan(self) if role == "k" else _column_plan(self)
+
+    def access(self, role: str) -> SharedAccess:
+        """Accesses of the CTA to read ``"q"``, ``"k"``, ``"v"``, ``"p"``, or for ``"p write"``, all of it."""
+        return _access(self, role)
+
     @property
     def shared_bytes(self) -> int:
         base, rows, cols = self.place("p")
@@ -88,11 +100,13 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) into shared memory and registers, or zeros."""
         self.copies.by_registers("q", dram, np.where(valid, offset, -1), 4)
         self.hazards.barrier()
+        self._state_read("q")
         return self._read("q", np.asarray(valid.any(axis=1)))
 
     def load_k(self, tile: TileTensor, active: BoolArray) -> Fragments:
         """K tile of these pages into shared memory, then each lane's keys along the depth."""
         self.pipeline.load("k", tile)
+        self._state_read("k")
         return self._read("k", active)
 
     def load_v(self, tile: TileTensor | None, active: BoolArray) -> Fragments:
@@ -101,23 +115,15 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
         In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them."""
         if tile is not None:
             self.pipeline.load("v", tile)
-        return self._read("v", active, stated=not self.pipeline.following)
+        if not self.pipeline.following:
+            self._state_read("v")
+        return self._read("v", active)
 
     def scores(self, q: Fragments, k: Fragments, active: BoolArray, s: Fragments | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
         layout = _accumulator(self.shape, self.shape.BN)
         s = Fragments.zeros(self.programs, layout) if s is None else s
         return s.with_values(layout.spread(current_arithmetic().products(q.tile(), k.tile().swapaxes(1, 2), s.tile())))
-
-    def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
-        """Whole rows of P for each lane, through shared memory since a lane needs all of them."""
-        layout = _row_plan(self.shape, "p")
-        return Fragments(self._exchange(p.values, active).reshape(self.programs, *layout.row.shape), layout)
-
-    @functools.cached_property
-    def _exchange(self) -> PExchange:
-        how: dict[str, Any] = {"first": self.shape.place("p")[0], "hazards": self.hazards, "traffic": self.traffic}
-        return PExchange(self.smem, _p_accesses(self.shape), float32, **how)
 
     def p_barriers(self) -> None:
         """The barrier of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
@@ -154,57 +160,6 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
         base, rows, cols = self.shape.place(role)
         plan = copy_plan(rows, 4 * cols, 4 * self.shape.columns(role)[0], self.shape.warps)
         return plan, base + plan.row * 4 * cols + plan.byte
-
-    def _read(self, role: str, active: BoolArray, stated: bool = True) -> Fragments:
-        layout = self._read_map(role)
-        address, width = self._read_address(role), layout.row.shape[-1]
-        if stated:
-            self._state_read(role)
-        values = self.smem.load(address[None], float32, width)
-        self._count(f"{role} read", f"ld.shared.b{32 * width}", address, active)
-        nbytes = address.size // self.shape.warps * 4 * width
-        self.traffic.move("SMEM->registers", np.full(self.shape.warps, nbytes * int(active.sum())))
-        return Fragments(values, layout)
-
-    def _read_map(self, role: str) -> FragmentMap:
-        if role == "q":
-            return _row_plan(self.shape, role)
-        return (_key_plan if role == "k" else _column_plan)(self.shape)
-
-    def _read_address(self, role: str) -> IntArray:
-        """Byte address of each vector that a thread reads: ``[threads, registers]``."""
-        base, _, cols = self.shape.place(role)
-        layout = self._read_map(role)
-        address: IntArray = base + 4 * (layout.row[..., 0] * cols + layout.col[..., 0])
-        return address
-
-    def _state_read(self, role: str) -> None:
-        width = self._read_map(role).row.shape[-1]
-        at = self._accessed(role, self._read_address(role), 4 * width)
-        self.hazards.read(at, f"{role} read", 0 if role in "kv" else None)
-
-    def _accessed(self, name: str, address: IntArray, nbytes: int) -> Footprint:
-        """The bytes at ``address`` ``[threads, registers]``, kept by name."""
-        if name not in self._footprints:
-            self._footprints[name] = self.hazards.footprint(self._by_instruction(address), nbytes)
-        return self._footprints[name]
-
-    def _by_instruction(self, address: IntArray) -> IntArray:
-        return address.reshape(self.shape.warps, 32, -1).transpose(2, 0, 1)
-
-    def _count(self, role: str, name: str, address: IntArray, active: BoolArray) -> None:
-        by_instruction = self._by_instruction(address)
-        got, ideal = _passes(name, by_instruction.tobytes(), self.shape.warps, self.shape.arch)
-        programs = int(active.sum())
-        self.traffic.access(
-            role, wavefronts=got * programs, ideal=ideal * programs, unswizzled=got * programs,
-            instructions=np.full(self.shape.warps, len(by_instruction) * programs),
-        )
-
-
-@functools.lru_cache(maxsize=256)
-def _passes(name: str, address: bytes, warps: int, arch: str) -> tuple[IntArray, IntArray]:
-    return passes_by_warp(name, np.frombuffer(address, np.int64).reshape(-1, warps, 32), arch)
 
 
 @dataclass(frozen=True)
@@ -264,13 +219,11 @@ def _row_plan(shape: FmaShape, role: str) -> FragmentMap:
 
 
 @functools.cache
-def _p_accesses(shape: FmaShape) -> tuple[SharedAccess, SharedAccess]:
-    """Accesses by which the lanes write their patches of P and read whole rows of it."""
-    write, read = (
-        SharedAccess.of_elements(f"{kind}.shared.b", 4 * (m.row * shape.BN + m.col), 4, shape.arch)
-        for kind, m in (("st", _accumulator(shape, shape.BN)), ("ld", _row_plan(shape, "p")))
-    )
-    return write, read
+def _access(shape: FmaShape, role: str) -> SharedAccess:
+    base, _, cols = shape.place("p" if role == "p write" else role)
+    layout = _accumulator(shape, shape.BN) if role == "p write" else shape.fragment_map(role)
+    name = "st.shared.b" if role == "p write" else "ld.shared.b"
+    return SharedAccess.of_elements(name, base + 4 * (layout.row * cols + layout.col), 4, shape.arch)
 
 
 @functools.cache

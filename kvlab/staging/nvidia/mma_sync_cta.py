@@ -21,10 +21,8 @@ from kvlab.common.regroup import Regroup
 from kvlab.hardware import current_arithmetic
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory
-from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan
 from kvlab.staging.tile.fragments import Fragments
-from kvlab.staging.tile.p_exchange import PExchange
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 from kvlab.staging.tile.shared_tile import SharedTile
 from kvlab.staging.tile.tile_spec import TileSpec
@@ -117,8 +115,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
             layout = self.shape.fragment_map("p")
             return Fragments(p.values.astype(self.shape.dtype).reshape(-1, *layout.row.shape), layout)
         self.hazards.barrier()
-        layout = self.shape.fragment_map("p")
-        return Fragments(self._exchange(p.values, active).reshape(self.programs, *layout.row.shape), layout)
+        return super().operand_p(p, active)
 
     def p_barriers(self) -> None:
         """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
@@ -159,37 +156,9 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         plan = copy_plan(place.rows, place.row_bytes, columns * self.shape.dtype.itemsize, self.shape.warps)
         return plan, place.address(plan.row, plan.byte // 16)
 
-    @functools.cached_property
-    def _exchange(self) -> PExchange:
-        """P by stmatrix, before sm_90 two elements a store, and by ldmatrix."""
-        accesses = self.shape.access("p write"), self.shape.access("p")
-        return PExchange(self.smem, accesses, self.shape.dtype, hazards=self.hazards, traffic=self.traffic)
-
-    def _read(self, role: str, active: BoolArray, dtype: np.dtype[Any] | None = None) -> Fragments:
-        """ldmatrix.x4 of every warp: elements of ``dtype``, of the role's if None."""
-        access, layout = self.shape.access(role), self.shape.fragment_map(role)
-        registers = access.load(self.smem, dtype or self.shape.stored(role), self._shift(role))
-        access.count(self.traffic, f"{role} read", int(active.sum()))
-        return Fragments(registers.reshape(self.programs, *layout.row.shape), layout)
-
-    def _state_read(self, role: str) -> None:
-        self.hazards.read(self._accessed(role), f"{role} read", self._stage(role))
-
-    def _stage(self, role: str) -> int | None:
-        """Place of the tile of K or V that was loaded last."""
-        return self.pipeline.stage["k" if self.shape.v_in_k else role] if role in ("k", "v") else None
-
     def _shift(self, role: str) -> int:
-        """Bytes from the first stage to that one."""
         stage = self._stage(role)
         return self.shape.place(f"k{stage}").base - self.shape.place("k").base if stage else 0
-
-    def _accessed(self, role: str) -> Footprint:
-        """The bytes that each warp reads of a role."""
-        at = role, self._stage(role)
-        if at not in self._footprints:
-            self._footprints[at] = self.shape.access(role).footprint(self.hazards, self._shift(role))
-        return self._footprints[at]
 
     def _multiply(self, roles: str, a: Fragments, b: Fragments, c: Fragments) -> Fragments:
         """C += A B, each warp its columns, in float32. The sums over all steps of 16 are those of one matrix product,

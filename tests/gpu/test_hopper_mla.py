@@ -32,6 +32,7 @@ SIZES = [
     Case((20, 1, 0), H=3, columns=FULL, page=64, splits=16, storage="head"),
     Case((300, 17), H=126, columns=FULL, page=64, S=3),
     Case((70, 2000), H=128, columns=FULL, page=16, S=4, splits=7),
+    Case((300, 9, 2000), H=20, columns=FULL, page=64, S=16),
     Case((200,) * 150, H=128, columns=FULL, page=64),
     Case((1, 0, 0, 1), H=16, columns=FULL, page=64),
 ]

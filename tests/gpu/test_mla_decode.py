@@ -25,6 +25,7 @@ SIZES = [
     Case((1000, 999), H=16, columns=FULL, page=48),
     Case((257, 65), H=63, columns=FULL, page=1, S=2),
     Case((129, 3, 2, 1, 0), H=9, columns=FULL, page=128, S=4, storage="layers"),
+    Case((600, 5), H=20, columns=FULL, page=64, S=16),
     Case((600, 0, 129), H=64, columns=FULL, splits=2, storage="wide"),
     Case((20, 1, 0), H=3, columns=(256, 32), splits=16, storage="head"),
     Case((300, 17), H=126, columns=(96, 16)),

@@ -1,4 +1,4 @@
-"""MLA decode, absorbed: one to four new tokens of each sequence attend to its latent cache, which is K and V in one."""
+"""MLA decode, absorbed: up to sixteen new tokens of each sequence attend to its latent cache, K and V in one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mla_decode(
 ) -> MLADecode:
     """Absorbed MLA of the newest tokens over a cache collection: ``softmax(scale Q K^T) V``, V the latent part of K.
 
-    q      ``[B, H, D]``, or ``[B, S, H, D]`` with S of 1 to 4 new tokens
+    q      ``[B, H, D]``, or ``[B, S, H, D]`` with S of 1 to 16 new tokens
     cache  :class:`~kvlab.cache.PagedKVCacheCollection` for MLA (one head, no V storage) whose pages already hold the
            new tokens; a sequence has ``cache.cache_length(b) + S`` keys
     layer  of the cache
@@ -47,7 +47,7 @@ def mla_decode_paged(
 
     A row of the cache is K of all heads, ``v_dim`` latent columns and then those of rope; its latent columns are V.
 
-    q            ``[B, H, D]``, or ``[B, S, H, D]`` with S of 1 to 4; H of 1 to 128; bfloat16, float16 or float32, or
+    q            ``[B, H, D]``, or ``[B, S, H, D]`` with S of 1 to 16; H of 1 to 128; bfloat16, float16 or float32, or
                  e4m3 with a cache of e4m3 (multiplied in bfloat16). The latent columns are those of the absorbed query
     kv_cache     ``[pages, page_size, D]`` or with an axis of one head (see ``kv_layout``), of q's dtype, or (with q of
                  8 or 16 bits) float8_e4m3fn; or rope-aware rows, e4m3 latents and a bfloat16 rope part (640 bytes for

@@ -26,7 +26,7 @@ from kvlab.triton_support.versions import holds_wgmma_rows
 from .config import MLADecodeProblem, MLAInputs, choose_config
 from .hopper_config import SUPPORTED, choose_hopper, hopper_lacks
 
-MAX_TOKENS = 4
+MAX_TOKENS = 16
 MAX_HEADS = 128
 
 

@@ -21,7 +21,7 @@ GRID = [
     Case((150, 0, 17, 1), H=6, columns=(512, 64)),
     Case((300,), H=16, columns=(256, 32), page=5, splits=3),
     Case((70, 129), H=9, page=64, S=2, dtype="fp16", storage="head"),
-    Case((40, 3, 2, 0), H=5, page=1, S=4, storage="layers"),
+    Case((40, 13, 2, 0), H=5, page=1, S=13, storage="layers"),
     Case((130,), H=128, columns=(128, 32), page=128, storage="wide"),
     Case((20,), H=1, splits=9),
 ]

@@ -28,7 +28,7 @@ def arguments() -> dict[str, Any]:
 CASES: dict[str, tuple[Change, str]] = {
     "q is a list": (change("q", lambda q: q.tolist()), "q is a list: must be a NumPy array or torch tensor"),
     "q of rank 2": (change("q", lambda q: q[0, 0]), r"q has shape .*: must be \[B, H, D\] or \[B, S, H, D\]"),
-    "five tokens": (change("q", lambda q: q.repeat(5, 1)), "q has 5 new tokens a sequence: must be 1 to 4"),
+    "17 tokens": (change("q", lambda q: q.repeat(17, 1)), "q has 17 new tokens a sequence: must be 1 to 16"),
     "129 heads": (change("q", lambda q: q.repeat(33, 2)), "q has 132 heads: must be 1 to 128"),
     "float64": (change("q", lambda q: q.astype(np.float64)), "q has dtype float64: must be bfloat16, float16 or"),
     "other dtype": (

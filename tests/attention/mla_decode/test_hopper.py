@@ -29,7 +29,7 @@ CASES = [
     Case((200, 0, 65), H=128, columns=FULL, page=64, splits=1),
     Case((193, 2, 63), H=16, S=4, columns=FULL, page=16, splits=1, storage="wide"),
     Case((300, 1), H=63, S=2, columns=FULL, page=128, splits=3, dtype="fp16"),
-    Case((129,), H=1, S=3, columns=FULL, page=32, splits=2, storage="layers"),
+    Case((129,), H=5, S=16, columns=FULL, page=32, splits=2, storage="layers"),
     Case((66,), H=80, columns=FULL, page=192, storage="head"),
     Case((1, 0, 0, 1), H=16, columns=FULL, page=64, splits=2),
 ]

@@ -28,7 +28,7 @@ GRID = [
     Case((100, 0, 1), H=3, columns=(512, 64), page=48),
     Case((1, 0, 0, 1), H=3, columns=(512, 64), page=64, splits=2),
     Case((70, 2), H=5, S=3, dtype="fp16", page=64, storage="head"),
-    Case((33, 3), H=2, columns=(256, 32), S=4, page=5, dtype="fp32", storage="layers"),
+    Case((33, 3), H=2, columns=(256, 32), S=9, page=5, dtype="fp32", storage="layers"),
     Case((140,), H=8, page=1, splits=2),
     Case((65, 0), H=128, columns=(512, 64), page=128, splits=1),
     Case((70,), H=63, columns=(96, 16), dtype="fp16", storage="wide", splits=3),

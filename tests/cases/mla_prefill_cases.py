@@ -219,7 +219,7 @@ class Inputs:
         by = dict(zip(("k_scale", "v_scale"), self.kv_scales, strict=True)) | {"q_scale": self.q_scale}
         found = resolve_features(self.q, self.k, self.v, mask=plan, batch=len(case.lens), softcap=case.softcap,
                                  sinks=self.sinks, alibi_slopes=self.slopes, **by)
-        by_rope = resolve_scale("k_scale", self.k_scale, rope, 1, rope.shape[:-1])
+        by_rope = resolve_scale("k_scale", self.k_scale, rope, len(case.lens), 1, rope.shape[:-1])
         return replace(found, scales=replace(found.scales, rope=by_rope))
 
     def problem(self) -> MLAPrefillProblem:

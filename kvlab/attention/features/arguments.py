@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .alibi import slopes_stride
 from .bias import bias_numbers
 from .resolve import Features
-from .scales import scale_strides
+from .scales import scale_strides, sequence_stride
 
 
 class FeatureArrays(NamedTuple):
@@ -47,6 +47,11 @@ class FeatureNumbers(NamedTuple):
     bias_rows: int
     bias_keys: int
     slopes_batch: int
+    q_scale_batch: int | None
+    k_scale_batch: int | None
+    v_scale_batch: int | None
+    nope_scale_batch: int | None
+    rope_scale_batch: int | None
     q_scale_head: int
     k_scale_page: int
     k_scale_token: int
@@ -79,7 +84,8 @@ def feature_numbers(features: Features, *, ragged: bool = False) -> FeatureNumbe
     numbers: tuple[Any, ...] = (
         mask.left, mask.right, mask.chunk or None, features.softcap or None,
         *(one.number if one.scaled else None for one in parts), *bias_numbers(mask.bias),
-        slopes_stride(features.slopes), scale_strides(scales.q).head,
+        slopes_stride(features.slopes), *(sequence_stride(one) for one in (scales.q, scales.k, scales.v, *parts)),
+        scale_strides(scales.q).head,
         *(step for one in (scales.k, scales.v, *parts) for step in scale_strides(one, ragged=ragged)),
     )
     return FeatureNumbers(*numbers)

@@ -41,8 +41,8 @@ class Features:
         """Keywords of :func:`.exact.attention` for one sequence whose K and V are at ``where``."""
         scales = self.scales
         return {
-            "scale": scale, "features": self, "sequence": batch, "k_scale": scales.q.at(None) * scales.k.at(where),
-            "v_scale": scales.v.at(where),
+            "scale": scale, "features": self, "sequence": batch,
+            "k_scale": scales.q.at(None, batch) * scales.k.at(where, batch), "v_scale": scales.v.at(where, batch),
         }
 
     def with_arrays(
@@ -50,8 +50,10 @@ class Features:
         q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
     ) -> Features:
         """The mask and softcap of a call with what else another call of its kind asks for, which needs no check."""
-        heads = int(k.shape[-2])
-        scales = Scales(scale_of(q_scale, q, heads), scale_of(k_scale, k, heads), scale_of(v_scale, v, heads))
+        heads, (of_k, of_v) = int(k.shape[-2]), (tuple(x.shape[:-1]) for x in (k, v))
+        scales = Scales(
+            scale_of(q_scale, q, heads, None), scale_of(k_scale, k, heads, of_k), scale_of(v_scale, v, heads, of_v)
+        )
         return Features(self.mask, self.softcap, sinks, slopes_by_sequence(alibi_slopes), temperature, scales)
 
     def with_leading_axis(self) -> Features:
@@ -106,7 +108,7 @@ def resolve_features(
         require(kind.kind in "iu", f"valid_lengths has dtype {mask.valid.dtype}", "an integer")
         require(batch < 2 or element_strides(mask.valid) == (1,), "valid_lengths is strided", "contiguous")
     check_bias(mask.bias, q, batch)
-    scales = resolve_scales(q, k, v, q_scale, k_scale, v_scale)
+    scales = resolve_scales(q, k, v, batch, q_scale, k_scale, v_scale)
     return Features(mask, number, sinks, slopes, temperature, scales)
 
 

@@ -1,8 +1,9 @@
 """Scales of fp8 e4m3 queries, keys and values: checked, and in the forms that kernels fold into their sums.
 
-A scale is None (1), a number, an array ``[Hkv]`` (or of one element) of float32, or, for K and V, one for each token
-and head. It multiplies what is stored: the true K is ``k * k_scale``. Scales of arrays that are not fp8 are ignored.
-Numbers and scales of heads go into the softmax scale and the epilogue, those of tokens into the columns of S and P.
+A scale is None (1), a number, an array ``[Hkv]`` (or of one element) or ``[B, Hkv]`` of float32, or, for K and V, one
+for each token and head. It multiplies what is stored: the true K is ``k * k_scale``. Scales of arrays that are not fp8
+are ignored. Numbers and scales of heads go into the softmax scale and the epilogue, those of tokens into the columns of
+S and P.
 
 Operations call :func:`resolve_scales` and hand the :class:`Scales` to all siblings.
 """
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 DOCUMENTATION = (
-    "of e4m3 arrays: a number, float32 ``[Hkv]``, or, for K and V, of each token and head ``[pages, page_size, Hkv]``; "
-    "the true K is ``k_cache * k_scale``. Ignored for other dtypes"
+    "of e4m3 arrays: a number, float32 ``[Hkv]`` or ``[B, Hkv]``, or, for K and V, of each token and head ``[pages, "
+    "page_size, Hkv]`` (so is taken what could be ``[B, Hkv]``, too); the true K is ``k_cache * k_scale``. Ignored for "
+    "other dtypes"
 )
 P_SCALE = 2.0**8
 """P times this is rounded to e4m3 where P V runs in fp8; its inverse is in the epilogue."""
@@ -38,7 +40,9 @@ P_SCALE = 2.0**8
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """``number`` times the element of ``heads`` ``[Hkv]`` or of ``tokens`` (K's or V's shape without the last axis)."""
+    """``number`` times the element of ``heads`` ``[Hkv]`` or ``[B, Hkv]``, or of ``tokens`` (K's or V's shape without
+    its last axis).
+    """
 
     number: float = 1.0
     heads: Any = None
@@ -59,11 +63,17 @@ class Scale:
         """The scale is another than 1."""
         return self.array is not None or self.number != 1
 
-    def at(self, where: Any) -> Any:
-        """The scales ``[Hkv]`` or ``[n, Hkv]`` of the rows ``where`` of K or V, float64, NumPy."""
+    def at(self, where: Any, sequence: int = 0) -> Any:
+        """The scales ``[Hkv]`` or ``[n, Hkv]`` of the rows ``where`` of K or V of a sequence, float64, NumPy."""
         if self.array is None:
             return np.float64(self.number)
-        return np.asarray(self.array if self.tokens is None else self.tokens[where], np.float64) * self.number
+        found = self.tokens[where] if self.heads is None else self.heads
+        return np.asarray(found[sequence] if self.by_sequence else found, np.float64) * self.number
+
+    @property
+    def by_sequence(self) -> bool:
+        """Sequences have scales of heads of their own."""
+        return self.heads is not None and self.heads.ndim == 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,27 +103,29 @@ def is_fp8(array: Any) -> bool:
     return known_dtype(array, "array") == float8_e4m3fn
 
 
-def resolve_scales(q: Any, k: Any, v: Any, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None) -> Scales:
-    """The scales of q, k ``[.., Hkv, D]`` and v; ValueError for what is no scale of theirs.
+def resolve_scales(
+    q: Any, k: Any, v: Any, batch: int, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None
+) -> Scales:
+    """The scales of q, k ``[.., Hkv, D]`` and v of ``batch`` sequences; ValueError for what is no scale of theirs.
 
     >>> k = np.zeros((4, 16, 2, 64), float8_e4m3fn)
-    >>> resolve_scales(k, k, k, 0.5, np.ones(2, np.float32), np.ones((4, 16, 2), np.float32)).kinds
+    >>> resolve_scales(k, k, k, 3, 0.5, np.ones((3, 2), np.float32), np.ones((4, 16, 2), np.float32)).kinds
     ('number', 'head', 'token')
-    >>> resolve_scales(k, k, k, k_scale=np.ones(3, np.float32))
+    >>> resolve_scales(k, k, k, 3, k_scale=np.ones(3, np.float32))
     Traceback (most recent call last):
         ...
-    ValueError: k_scale has shape (3,): must be a number, [Hkv = 2] or, of each token and head, (4, 16, 2)
+    ValueError: k_scale has shape (3,): must be a number, [Hkv = 2], [B = 3, 2] or, of each token and head, (4, 16, 2)
     """
     heads = int(k.shape[-2])
     return Scales(
-        resolve_scale("q_scale", q_scale, q, heads, None),
-        resolve_scale("k_scale", k_scale, k, heads, tuple(k.shape[:-1])),
-        resolve_scale("v_scale", v_scale, v, heads, tuple(v.shape[:-1])),
+        resolve_scale("q_scale", q_scale, q, batch, heads, None),
+        resolve_scale("k_scale", k_scale, k, batch, heads, tuple(k.shape[:-1])),
+        resolve_scale("v_scale", v_scale, v, batch, heads, tuple(v.shape[:-1])),
     )
 
 
-def resolve_scale(name: str, scale: Any, of: Any, heads: int, tokens: tuple[int, ...] | None) -> Scale:
-    """The scale ``name`` of the array ``of`` with ``heads`` heads, or one for each of ``tokens``."""
+def resolve_scale(name: str, scale: Any, of: Any, batch: int, heads: int, tokens: tuple[int, ...] | None) -> Scale:
+    """The scale ``name`` of the array ``of`` with ``heads`` heads in ``batch`` sequences, or of each of ``tokens``."""
     if scale is not None and is_fp8(of):
         if not (is_torch(scale) or isinstance(scale, np.ndarray)):
             return Scale(finite_number(scale, name, "a finite number that float32 holds, or an array"))
@@ -121,19 +133,21 @@ def resolve_scale(name: str, scale: Any, of: Any, heads: int, tokens: tuple[int,
         same_place(**{name: scale, name.partition("_")[0]: of})
         require(dtype_of(scale, name) == float32, f"{name} has dtype {scale.dtype}", "float32")
         shape = tuple(int(n) for n in scale.shape)
-        per_token = "" if tokens is None else f" or, of each token and head, {tokens}"
-        fits = shape in ((), (1,), (heads,)) or (len(shape) > 1 and shape == tokens)
-        require(fits, f"{name} has shape {shape}", f"a number, [Hkv = {heads}]{per_token}")
-    return scale_of(scale, of, heads)
+        last = f" or [B = {batch}, {heads}]"
+        if tokens is not None:
+            last = f", [B = {batch}, {heads}] or, of each token and head, {tokens}"
+        fits = shape in ((), (1,), (heads,), (batch, heads)) or (len(shape) > 1 and shape == tokens)
+        require(fits, f"{name} has shape {shape}", f"a number, [Hkv = {heads}]{last}")
+    return scale_of(scale, of, heads, tokens)
 
 
-def scale_of(scale: Any, of: Any, heads: int) -> Scale:
+def scale_of(scale: Any, of: Any, heads: int, tokens: tuple[int, ...] | None) -> Scale:
     """A scale that :func:`resolve_scale` lets pass."""
     if scale is None or not is_fp8(of):
         return Scale()
     if not (is_torch(scale) or isinstance(scale, np.ndarray)):
         return Scale(float(scale))
-    if scale.ndim > 1:
+    if scale.ndim > 1 and tuple(scale.shape) == tokens:
         return Scale(tokens=scale)
     if tuple(scale.shape) in ((), (1,)):  # one number in memory: a view of it for every head
         one = scale.reshape(1)
@@ -149,8 +163,15 @@ def scale_strides(scale: Scale, *, ragged: bool = False) -> PageStrides:
     PageStrides(page=0, token=0, head=0)
     """
     strides = () if scale.array is None else tuple(scale.array.stride())
+    if scale.by_sequence:
+        strides = strides[1:]
     page, token, head = (0,) * (3 - len(strides)) + strides
     return PageStrides(0 if ragged else page, token, head)
+
+
+def sequence_stride(scale: Scale) -> int | None:
+    """Elements from a sequence's scales of heads to the next one's, of a torch tensor; None where all have the same."""
+    return int(scale.heads.stride(0)) if scale.by_sequence else None
 
 
 def latent_scales(scales: Scales, whole: bool) -> Scales:
@@ -163,11 +184,12 @@ def latent_scales(scales: Scales, whole: bool) -> Scales:
     return replace(scales, v=scales.k) if whole else replace(scales, k=Scale(), nope=scales.k, v=scales.k)
 
 
-def head_scale(factor: Any, scale_array: Array | None, kv_head: Array) -> Array:
-    """``factor``, a number or ``[P]``, times the scale of each program's KV head ``[P]``."""
+def head_scale(factor: Any, scale_array: Array | None, batch: Any, kv_head: Array) -> Array:
+    """``factor``, a number or ``[P]``, times the scale of each program's KV head ``[P]`` in its sequence ``batch``."""
     factor = np.broadcast_to(np.float32(factor), kv_head.shape)
     if scale_array is not None:
-        factor = factor * scale_array[kv_head]
+        sequence = (batch,) if scale_array.ndim > 1 else ()  #- address
+        factor = factor * scale_array[*sequence, kv_head]
     return factor
 
 
@@ -207,10 +229,11 @@ def rope_scales(features: Any, page: Array, slot: Array, kv_head: Array, exists:
     return token_scale(features.scales.rope.tokens, (page, slot, kv_head[:, None]), exists)
 
 
-def head_scale_kernel(factor, scale_ptr, kv_head, scale_head):
-    """``factor`` times the scale of a KV head."""
+def head_scale_kernel(factor, scale_ptr, scale_batch, scale_head, batch, kv_head):
+    """``factor`` times the scale of a KV head, of a sequence where ``scale_batch`` is not None."""
     if scale_ptr is not None:
-        factor = factor * tl.load(scale_ptr + kv_head * scale_head)
+        first = 0 if scale_batch is None else batch * scale_batch  #- address
+        factor = factor * tl.load(scale_ptr + first + kv_head * scale_head)
     return factor
 
 

@@ -44,8 +44,9 @@ def row_terms(
     scale_log2: Any, features: Features, batch: Array, kv_head: Array, head: Array
 ) -> tuple[Array, Array]:
     """(factor, slope) ``[P, BM]`` of rows of query heads ``head``: what their scores are multiplied by, and ALiBi's."""
-    factor = head_scale(scale_log2, features.scales.q.heads, kv_head)
-    factor = head_scale(factor, features.scales.k.heads, kv_head)
+    factor = scale_log2
+    factor = head_scale(factor, features.scales.q.heads, batch, kv_head)
+    factor = head_scale(factor, features.scales.k.heads, batch, kv_head)
     factor = heat(np.broadcast_to(factor[:, None], head.shape), features.temperature, head)
     slope = slope_of(features.slopes, batch, head)
     return factor, slope
@@ -85,8 +86,9 @@ def hide(
 
 def row_terms_kernel(scale_log2, features, numbers, batch, kv_head, head):
     """(factor, slope) of rows as of ``row_terms``: a factor of all rows, or ``[BM, 1]``; a slope ``[BM]``."""
-    factor = head_scale_kernel(scale_log2, features.q_heads, kv_head, numbers.q_scale_head)
-    factor = head_scale_kernel(factor, features.k_heads, kv_head, numbers.k_scale_head)
+    factor = scale_log2
+    factor = head_scale_kernel(factor, features.q_heads, numbers.q_scale_batch, numbers.q_scale_head, batch, kv_head)
+    factor = head_scale_kernel(factor, features.k_heads, numbers.k_scale_batch, numbers.k_scale_head, batch, kv_head)
     factor = heat_kernel(factor, features.temperature, head[:, None])
     slope = slope_of_kernel(features.slopes, numbers.slopes_batch, batch, head)
     return factor, slope

@@ -109,7 +109,7 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
     factor = np.full(ROWS, x.scale_log2)
     of_row = kv_head + np.minimum(kv, C.HEADS - 1)  # rows that do not exist are as those of the last head
-    factor = head_scale(factor, scales.k.heads, of_row)
+    factor = head_scale(factor, scales.k.heads, batch, of_row)
     factor = heat(factor, x.features.temperature, of_row * C.GROUP + head)
     if C.PAIRS:
         odd = x.load_rows(batch, kv_head, 1)
@@ -185,7 +185,8 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
         lse = np.where(some, (top + log2(total)) * np.float32(LN2), np.float32(-np.inf))
         factor = np.full(ROWS, np.float32(scales.v.number))
-        factor = head_scale(factor, scales.v.heads, kv_head + np.minimum(kv, C.HEADS - 1))
+        of_row = kv_head + np.minimum(kv, C.HEADS - 1)
+        factor = head_scale(factor, scales.v.heads, batch, of_row)
         l = np.where(some, divide(factor, total), np.float32(0))  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     heads = (kv_head + kv) * C.GROUP + head

@@ -69,7 +69,7 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
     limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
     factor = gl.full([16], 1.0, gl.float32, layout=ROWS) * scale_log2
     of_row = kv_head + gl.minimum(kv, C.HEADS - 1)  # rows that do not exist are as those of the last head
-    factor = head_scale(factor, features.k_heads, of_row, numbers.k_scale_head)
+    factor = head_scale(factor, features.k_heads, numbers.k_scale_batch, numbers.k_scale_head, batch, of_row)
     factor = heat(factor, features.temperature, of_row * C.GROUP + head)
     if C.PAIRS:
         odd = load_rows(q_ptr, q_strides, batch, kv_head, 1, C)
@@ -147,7 +147,8 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
     some = total != 0
     lse = gl.where(some, (top + gl.log2(total)) * 0.6931471805599453, float("-inf"))
     factor = gl.full([16], 1.0, gl.float32, layout=gl.SliceLayout(1, OUT)) * v_factor
-    factor = head_scale(factor, features.v_heads, kv_head + gl.minimum(kv, C.HEADS - 1), numbers.v_scale_head)
+    of_row = kv_head + gl.minimum(kv, C.HEADS - 1)
+    factor = head_scale(factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, of_row)
     l = gl.where(some, factor / total, 0.0)  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     heads = (kv_head + kv) * C.GROUP + head

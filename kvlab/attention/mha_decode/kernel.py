@@ -212,7 +212,7 @@ def attend(
     sees = l != 0
     if features.sinks is None:
         sees = sees & (first < limit)  # known before the loop: ptxas then spills nothing
-    factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
+    factor = head_scale(v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head)
     lse = log_sum(m, l, sees)
     l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone

@@ -88,7 +88,7 @@ def attend(
         o = cta.accumulate(p, v, o, active)
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
-    factor = head_scale(scales.v.number, scales.v.heads, kv_head)[:, None]
+    factor = head_scale(scales.v.number, scales.v.heads, batch, kv_head)[:, None]
     lse = log_sum(m, l, sees)
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
         o = o.with_values(np.where(o.by_row(sees), o.values * o.by_row(factor / l), np.float32(0)))

@@ -121,7 +121,7 @@ def attend(
         o = accumulate(p, v, o, dtype)
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
-    factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
+    factor = head_scale(v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head)
     lse = log_sum(m, l, sees)
     o = tl.where(sees[:, None], o * (factor / l)[:, None], 0.0)
     #: store    an empty split leaves its partial output alone

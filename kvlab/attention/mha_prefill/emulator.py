@@ -102,7 +102,7 @@ def attend(
     if features.sinks is None:
         sees = sees & (first < limit)
     l = np.where(sees, l, np.float32(1))
-    factor = divide(head_scale(o_scale, scales.v.heads, kv_head)[:, None], l)
+    factor = divide(head_scale(o_scale, scales.v.heads, batch, kv_head)[:, None], l)
     o = o.normalise(factor, sees)
     lse = np.where(sees, m + log2(l), np.float32(-np.inf))
     if not base2:

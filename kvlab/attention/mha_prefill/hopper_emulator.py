@@ -213,8 +213,8 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         row = tile_row + W * BM
         position = row + num_keys - num_q
         kv_head = np.array([head // group])
-        factor = head_scale(1.0, scales.q.heads, kv_head)
-        factor = head_scale(factor, scales.k.heads, kv_head)
+        factor = head_scale(1.0, scales.q.heads, batch, kv_head)
+        factor = head_scale(factor, scales.k.heads, batch, kv_head)
         factor = heat(factor, features.temperature, np.array([head]))
         if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
             own = max(ceildiv(min(position + BM + right, num_keys), BN), lo + 1)
@@ -325,7 +325,8 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         by = None if C.FIXED or C.ITEM == 1 or features.sinks is not None else (m, scale)  #- instruction
         lse, inv = row_results(m if C.FIXED else multiply_add(m, scale, -SHIFT), l, features.sinks, head, unit, by)
         if C.ITEM == 1:
-            inv = inv * head_scale(v_factor, scales.v.heads, kv_head)
+            v_scale = head_scale(v_factor, scales.v.heads, batch, kv_head)
+            inv = inv * v_scale
         cta.wait_mma(me, 0)
         cta.wait_store(me)  # the tile before has left its buffer; the warps meet behind it
         v_free[b].arrive(me[:1])

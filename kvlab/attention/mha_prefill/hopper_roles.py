@@ -170,8 +170,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         row = tile_row + W * BM
         position = row + num_keys - num_q
         kv_head = head // group
-        factor = head_scale(1.0, features.q_heads, kv_head, numbers.q_scale_head)
-        factor = head_scale(factor, features.k_heads, kv_head, numbers.k_scale_head)
+        factor = head_scale(1.0, features.q_heads, numbers.q_scale_batch, numbers.q_scale_head, batch, kv_head)
+        factor = head_scale(factor, features.k_heads, numbers.k_scale_batch, numbers.k_scale_head, batch, kv_head)
         factor = heat(factor, features.temperature, head)
         if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
             own = gl.maximum(gl.cdiv(gl.minimum(position + BM + right, num_keys), BN), lo + 1)
@@ -284,7 +284,10 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
         lse, inv = row_results(m if C.FIXED else m * scale - SHIFT, l, features.sinks, head, unit, BM, S_LAYOUT)
         if C.ITEM == 1:
-            inv = inv * head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
+            v_scale = head_scale(
+                v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head
+            )
+            inv = inv * v_scale
         inv = gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
         tma.store_wait(0)  # the tile before has left its buffer; the warps meet behind it

@@ -176,7 +176,7 @@ def attend(
     if features.sinks is None:
         sees = sees & (first < limit)  # known before the loops: ptxas then spills nothing
     l = tl.where(sees, l, 1.0)
-    factor = head_scale(o_scale, features.v_heads, kv_head, numbers.v_scale_head) / l
+    factor = head_scale(o_scale, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head) / l
     o = normalise(o, factor, sees)
     lse = tl.where(sees, m + tl.math.log2(l), -float("inf"))
     if not C.BASE2:

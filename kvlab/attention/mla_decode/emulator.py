@@ -49,7 +49,7 @@ def attend(
     rows_at = row_offsets(q_array, (batch[:, None], token, head), is_row)  #- address
     q, q_rope = cta.load_q(dram, rows_at, is_row)
     factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
-    latent = head_scale(scales.v.number, scales.v.heads, kv_head)[:, None]
+    latent = head_scale(scales.v.number, scales.v.heads, batch, kv_head)[:, None]
     m, l = start_rows(features.sinks, head, split == 0)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):

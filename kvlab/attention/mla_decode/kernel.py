@@ -123,7 +123,7 @@ def attend(
     q_at = batch * q_strides.batch + token.to(tl.int64) * q_strides.token + head * q_strides.head  #- address
     q, q_rope = load_q(q_ptr, q_at, is_row, C.DV, C.DR, BV, C.BR)  # [BM, BV], [BM, BR]
     factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
-    latent = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
+    latent = head_scale(v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head)
     m, l = start_rows(features.sinks, head, split == 0)
     o = tl.zeros([BM, BV], tl.float32)
     for start in range(lo, hi, BN):

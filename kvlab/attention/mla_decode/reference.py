@@ -27,14 +27,15 @@ def reference(
     Token i of S is at position ``seq_len - S + i``; a row without a key gives 0 and -inf, or the sink's logit.
     """
     (batch, tokens, heads, _), (_, page_size, v_dim) = q.shape, kv_cache.shape
-    plain, q_scale = replace(features, scales=Scales()), np.ravel(features.scales.q.at(None))[0]
+    plain = replace(features, scales=Scales())
     out, lse = np.zeros((batch, tokens, heads, v_dim)), np.full((batch, tokens, heads), -np.inf)
     seq_lens = keys_in_table(seq_lens, block_table, page_size)
     for b in range(batch):
         n = int(seq_lens[b])
         key = np.arange(n)
         where = block_table[b, key // page_size], key % page_size
-        by = np.broadcast_to(features.scales.k.at((*where, 0)), n)[:, None]
+        by = np.broadcast_to(features.scales.k.at((*where, 0), b), n)[:, None]
+        q_scale = np.ravel(features.scales.q.at(None, b))[0]
         v = kv_cache[where].astype(np.float64) * by
         rope = k_rope[where].astype(np.float64) * (by if k_rope.dtype == kv_cache.dtype else 1)
         k = np.concatenate([v, rope], -1)[:, None]  # [n, 1, v_dim + rope]

@@ -72,10 +72,10 @@ def mla_prefill_paged(
     window       None; with causal a number of keys, the query's own among them; or ``(left, right)`` keys beside that
                  of the query, None for no bound
     {features:13}
-    q_scale, k_scale, v_scale  what q, k and v in float8_e4m3fn are multiplied by: a number, float32 ``[H]``, for k and
-                 v also each token's and head's ``[total_k, H]``. Ignored for other dtypes
-    rope_scale   of a rope part in float8_e4m3fn: a number, float32 ``[1]``, or each token's ``[pages, page_size, 1]``.
-                 None: 1, or k_scale where k is not float8_e4m3fn
+    q_scale, k_scale, v_scale  what q, k and v in float8_e4m3fn are multiplied by: a number, float32 ``[H]`` or ``[B,
+                 H]``, for k and v also each token's and head's ``[total_k, H]``. Ignored for other dtypes
+    rope_scale   of a rope part in float8_e4m3fn: a number, float32 ``[1]`` or ``[B, 1]``, or each token's ``[pages,
+                 page_size, 1]``. None: 1, or k_scale where k is not float8_e4m3fn
     return_lse   return ``(out, lse)`` with lse ``[total, H]``, float32, natural logarithm (``base2``: of base 2)
     out          where to write the output ``[total, H, value]`` of q's dtype; a new array by default. For q of
                  float8_e4m3fn bfloat16 by default, float16 and float32 if given

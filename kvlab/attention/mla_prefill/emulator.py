@@ -78,9 +78,9 @@ def attend(
     cta.follow(k_first, base, *bounds)  #- programs
     factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
     if scales.nope.scaled:
-        nope = head_scale(scales.nope.number, scales.nope.heads, kv_head)[:, None]
+        nope = head_scale(scales.nope.number, scales.nope.heads, batch, kv_head)[:, None]
     if scales.rope.scaled:
-        rope = head_scale(scales.rope.number, scales.rope.heads, ROPE_HEAD)[:, None]
+        rope = head_scale(scales.rope.number, scales.rope.heads, batch, ROPE_HEAD)[:, None]
     m, l = start_rows(features.sinks, head, True)
     o = cta.zeros()
     for MASKED in range(2):
@@ -118,7 +118,7 @@ def attend(
             o = cta.accumulate(p, v, o, active)
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
-    factor = head_scale(scales.v.number, scales.v.heads, kv_head)[:, None]
+    factor = head_scale(scales.v.number, scales.v.heads, batch, kv_head)[:, None]
     lse = log_sum(m, l, sees)
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
         o = o.with_values(np.where(o.by_row(sees), o.values * o.by_row(divide(factor, l)), np.float32(0)))

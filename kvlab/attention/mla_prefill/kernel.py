@@ -141,9 +141,13 @@ def attend(
     v_at = v_ptr + k_first * v_strides.token + kv_head * v_strides.head  #- address
     factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
     if numbers.nope is not None:
-        nope = head_scale(numbers.nope, features.nope_heads, kv_head, numbers.nope_scale_head)
+        nope = head_scale(
+            numbers.nope, features.nope_heads, numbers.nope_scale_batch, numbers.nope_scale_head, batch, kv_head
+        )
     if numbers.rope is not None:
-        rope = head_scale(numbers.rope, features.rope_heads, ROPE_HEAD, numbers.rope_scale_head)
+        rope = head_scale(
+            numbers.rope, features.rope_heads, numbers.rope_scale_batch, numbers.rope_scale_head, batch, ROPE_HEAD
+        )
     m, l = start_rows(features.sinks, head, True)
     o = tl.zeros([BM, BV], tl.float32)
     for MASKED in tl.static_range(2):
@@ -186,7 +190,7 @@ def attend(
             o = accumulate(p, v, o, q.dtype)
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
-    factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
+    factor = head_scale(v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head)
     lse = log_sum(m, l, sees)
     o = tl.where(sees[:, None], o * (factor / l)[:, None], 0.0)
     #: store    the rows of this sequence

@@ -30,7 +30,6 @@ def reference(
     """
     scales = features.scales
     nope, heads, plain = k.shape[2], q.shape[1], replace(features, scales=Scales())
-    by_query = np.broadcast_to(scales.q.at(None), (heads,))[:, None]
     out, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full((len(q), heads), -np.inf)
     for b in range(len(cu_q) - 1):
         rows, held = slice(cu_q[b], cu_q[b + 1]), slice(int(cu_k[b]), int(cu_k[b + 1]))
@@ -43,11 +42,12 @@ def reference(
         base, num = max(base, 0), max(held.stop - held.start, 0)
         key = np.arange(base, base + num)
         where: Any = held if table is None else (table[b, key // k_rope.shape[1]], key % k_rope.shape[1])
-        by_key = np.broadcast_to(scales.rope.at(where), (num, 1))
+        by_key = np.broadcast_to(scales.rope.at(where, b), (num, 1))
         rope = k_rope[where].astype(np.float64) * by_key
         whole = np.zeros((2, total, heads, max(q.shape[2], v.shape[2])))  # those that k and v do not hold: masked
+        by_query = np.broadcast_to(scales.q.at(None, b), (heads,))[:, None]
         for part, rows_of, by in ((0, k, scales.k), (1, v, scales.v)):
-            by_row = np.broadcast_to(by.at(held), (num, heads))[..., None]
+            by_row = np.broadcast_to(by.at(held, b), (num, heads))[..., None]
             whole[part, key, :, : rows_of.shape[2]] = rows_of[held].astype(np.float64) * by_row
         whole[0, key, :, nope : q.shape[2]] = rope[:, None]
         mask = _within(features.mask, b, heads, new, total, base, base + num)

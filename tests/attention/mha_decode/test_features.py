@@ -285,7 +285,7 @@ def test_a_scale_of_one_element_is_that_of_every_head() -> None:
     number, array = (mha_decode_paged(*x.arrays, k_scale=s, v_scale=s) for s in (0.5, np.array([0.5], np.float32)))
     assert bits(array) == bits(number)
     k, one = x.torch()[1], torch.tensor([0.5])
-    assert resolve_scales(k, k, k, k_scale=one).k.heads.tolist() == [0.5, 0.5]
+    assert resolve_scales(k, k, k, 4, k_scale=one).k.heads.tolist() == [0.5, 0.5]
 
 
 BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [

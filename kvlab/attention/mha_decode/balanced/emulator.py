@@ -123,7 +123,7 @@ def walk(
         sees = l != 0
         if features.sinks is None:
             sees = sees & (first < limit)
-        factor = head_scale(scales.v.number, scales.v.heads, kv_head)[:, None]
+        factor = head_scale(scales.v.number, scales.v.heads, batch, kv_head)[:, None]
         lse = log_sum(m, l, sees)
         with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
             l = np.where(sees, divide(factor, l), np.float32(0))  # what the sums of a row are multiplied by

@@ -180,7 +180,7 @@ def walk(
         sees = l != 0
         if features.sinks is None:
             sees = sees & (first < limit)
-        factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
+        factor = head_scale(v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head)
         lse = log_sum(m, l, sees)
         l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
         #: store    the result, or a partial one where the item is cut; one without a key is left alone

@@ -1,0 +1,260 @@
+"""flash-attention's calls. Rests on a float64 reference with their meaning, and on torch's own indexing of caches.
+
+The grid is one of their test's axes, each value of each at least once: on the CPU by the emulator in float32, on a GPU,
+larger, by the compiled kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from exact_torch import close, exact, randn
+from torch import Tensor
+
+from kvlab.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+
+Case = dict[str, Any]
+AXES: dict[str, tuple[Any, ...]] = {
+    "S": (1, 3, 6), "causal": (False, True), "window": ((-1, -1), (4, 2), (-1, 1), (7, -1)),
+    "rotary": (None, "pairs", "halves"), "new": (None, "as q", "fewer"),
+    "cache": ("dense", "picked", "paged"), "alibi": (None, "heads", "sequences"), "softcap": (0.0, 15.0),
+    "heads": ((6, 6), (6, 2), (6, 1)), "num_splits": (0, 1),
+}
+
+
+def sampled(count: int, seed: int) -> list[Case]:
+    """Cases of the grid, drawn at random until each value of each axis is there; then ``count`` in all."""
+    draw = random.Random(seed)
+    cases: list[Case] = []
+    missing = {(axis, value) for axis, values in AXES.items() for value in values}
+    while len(cases) < count or missing:
+        case = {axis: draw.choice(values) for axis, values in AXES.items()}
+        if case["rotary"] and not case["new"]:
+            continue
+        if len(cases) >= count and not missing & set(case.items()):
+            continue
+        cases.append(case)
+        missing -= set(case.items())
+    return cases
+
+
+def label(case: Case) -> str:
+    return "-".join(str(value).replace(" ", "") for value in case.values())
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, pairs: bool) -> Tensor:
+    """``x`` ``[S, H, D]`` as complex numbers times the unit numbers of their positions."""
+    R = 2 * cos.shape[1]
+    unit = torch.complex(cos.double(), sin.double())[positions][:, None]
+    part = x[..., :R].double()
+    a, b = (part[..., 0::2], part[..., 1::2]) if pairs else (part[..., : R // 2], part[..., R // 2 :])
+    z = torch.complex(a, b) * unit
+    both = torch.stack((z.real, z.imag), -1).flatten(-2) if pairs else torch.cat((z.real, z.imag), -1)
+    return torch.cat((both, x[..., R:].double()), -1).to(x.dtype)
+
+
+def run_cache_case(case: Case, *, length: int, D: int, page: int, dtype: torch.dtype, device: str, **more: Any) -> None:
+    """One call of flash_attn_with_kvcache against the reference, of each sequence on its own."""
+    S, (Hq, Hkv), B = case["S"], case["heads"], 2
+    place: dict[str, Any] = {"dtype": dtype, "device": device}
+    q, number = randn(B, S, Hq, D, **place), {"as q": S, "fewer": max(1, S - 1)}.get(case["new"], 0)
+    new = [randn(B, number, Hkv, D, tag=i, **place) for i in (1, 2)] if number else [None, None]
+    lens = torch.tensor([length - S - 1, length // 3], dtype=torch.int32, device=device)
+    columns = length // page
+    table = torch.randperm(B * columns, generator=torch.Generator().manual_seed(7)).view(B, columns).int()
+    picked = torch.tensor([3, 1], dtype=torch.int32)
+    where: Case = {}
+    if case["cache"] == "paged":
+        caches = [randn(B * columns, page, Hkv, D, tag=i, **place) for i in (3, 4)]
+        where = {"block_table": table.to(device)}
+        read = lambda cache, b: cache[table[b].long()].flatten(0, 1)  # noqa: E731
+    else:
+        caches = [randn(4, length, Hkv, D, tag=i, **place) for i in (3, 4)]
+        where = {"cache_batch_idx": picked.to(device)} if case["cache"] == "picked" else {}
+        read = lambda cache, b: cache[picked[b] if case["cache"] == "picked" else b]  # noqa: E731
+    before = [cache.clone() for cache in caches]
+    cos = sin = None
+    if case["rotary"]:
+        angle = torch.rand(length, D // 4, generator=torch.Generator().manual_seed(5)) * 2 * math.pi
+        cos, sin = angle.cos().to(device, dtype), angle.sin().to(device, dtype)
+    slopes = {"heads": torch.rand(Hq, generator=torch.Generator().manual_seed(9)) * 0.3,
+              "sequences": torch.rand(B, Hq, generator=torch.Generator().manual_seed(9)) * 0.3}.get(case["alibi"])
+    out, lse = flash_attn_with_kvcache(
+        q, *caches, *new, rotary_cos=cos, rotary_sin=sin, cache_seqlens=lens, causal=case["causal"],
+        window_size=case["window"], softcap=case["softcap"], rotary_interleaved=case["rotary"] == "pairs",
+        alibi_slopes=None if slopes is None else slopes.to(device), return_softmax_lse=True,
+        num_splits=case["num_splits"], **where, **more,
+    )
+    assert lse.shape == (B, Hq, S)
+    moving = case["causal"] or case["window"] != (-1, -1)
+    written = 0
+    for b in range(B):
+        n = int(lens[b])
+        qb, k, v = q[b], read(before[0], b)[:n], read(before[1], b)[:n]
+        if number:
+            added = [x[b] for x in new]
+            if case["rotary"]:
+                at = torch.arange(n, n + number)
+                added[0] = turned(added[0].cpu(), cos.cpu(), sin.cpu(), at, case["rotary"] == "pairs").to(device)
+                at = torch.arange(n, n + S) if moving else torch.full((S,), n)
+                qb = turned(qb.cpu(), cos.cpu(), sin.cpu(), at, case["rotary"] == "pairs").to(device)
+            for cache, old, x in zip(caches, before, added, strict=True):
+                close(read(cache, b)[n : n + number], x.cpu(), dtype)
+                assert torch.equal(read(cache, b)[:n], read(old, b)[:n])
+                assert torch.equal(read(cache, b)[n + number :], read(old, b)[n + number :])
+                written += number
+            k, v = torch.cat((k, added[0])), torch.cat((v, added[1]))
+        of_b = slopes if slopes is None or slopes.ndim == 1 else slopes[b]
+        expected, expected_lse = exact(qb, k, v, causal=case["causal"], window=case["window"], softcap=case["softcap"],
+                                       slopes=of_b)
+        close(out[b], expected, dtype)
+        close(lse[b].T, expected_lse.masked_fill(expected_lse == -math.inf, math.inf), dtype)
+    changed = sum(int((cache != old).flatten(2).any(-1).sum()) for cache, old in zip(caches, before, strict=True))
+    assert changed == written
+
+
+@pytest.mark.parametrize("case", sampled(10, 1), ids=label)
+def test_with_kvcache(case: Case) -> None:
+    run_cache_case(case, length=24, D=32, page=8, dtype=torch.float32, device="cpu", backend="emulator")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("case", sampled(120, 2), ids=label)
+def test_with_kvcache_on_a_gpu(case: Case, dtype: torch.dtype) -> None:
+    run_cache_case(case, length=768, D=128, page=16, dtype=dtype, device="cuda")
+
+
+def test_with_kvcache_of_ragged_queries() -> None:
+    """Version 3: q and the new keys of any lengths one after the other; lse ``[Hq, total]``."""
+    starts, news = torch.tensor([0, 3, 3, 8]), torch.tensor([0, 3, 4, 9])
+    lens, table = torch.tensor([5, 2, 11], dtype=torch.int32), torch.tensor([[4, 1], [0, 7], [2, 5]])
+    q, k, v = randn(8, 6, 32), randn(9, 2, 32), randn(9, 2, 32, tag=1)
+    caches = [randn(8, 8, 2, 32, tag=i) for i in (2, 3)]
+    before = [cache.clone() for cache in caches]
+    angle = torch.rand(32, 8) * 6
+    out, lse = flash_attn_with_kvcache(
+        q, *caches, k, v, angle.cos(), angle.sin(), lens, page_table=table, cu_seqlens_q=starts, max_seqlen_q=5,
+        cu_seqlens_k_new=news, causal=True, rotary_seqlens=lens + 4, return_softmax_lse=True, backend="emulator",
+    )
+    for b, (n, (i, j), (x, y)) in enumerate(zip(lens.tolist(), itertools.pairwise(starts.tolist()),
+                                                itertools.pairwise(news.tolist()), strict=True)):
+        at = torch.arange(n + 4, n + 4 + max(j - i, y - x))
+        added = turned(k[x:y], angle.cos(), angle.sin(), at[: y - x], True)
+        old = [cache[table[b]].flatten(0, 1)[:n] for cache in before]
+        close(caches[0][table[b]].flatten(0, 1)[n : n + y - x], added, torch.float32)
+        query = turned(q[i:j], angle.cos(), angle.sin(), at[: j - i], True)
+        expected, expected_lse = exact(query, torch.cat((old[0], added)), torch.cat((old[1], v[x:y])), causal=True)
+        close(out[i:j], expected, torch.float32)
+        close(lse[:, i:j].T, expected_lse, torch.float32)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("window", "chunk"), [((-1, -1), 0), ((2, 1), 0), ((-1, -1), 4)])
+def test_dense_and_ragged(causal: bool, window: tuple[int, int], chunk: int) -> None:
+    """Bottom right alignment, more queries than keys among them; rows without a key give 0 and lse +inf."""
+    q, k, v = randn(2, 7, 6, 32), randn(2, 5, 2, 32), randn(2, 5, 2, 48)
+    more: Case = {"causal": causal, "window_size": window, "attention_chunk": chunk, "backend": "emulator"}
+    out, lse, probabilities = flash_attn_func(q, k, v, 0.0, 0.2, return_attn_probs=True, **more)
+    assert probabilities is None
+    starts, starts_k = torch.tensor([0, 7, 14]), torch.tensor([0, 5, 10])
+    ragged = flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), starts, starts_k, 7, 5, 0.0, 0.2,
+                                    return_attn_probs=True, **more)
+    for b in range(2):
+        expected, expected_lse = exact(q[b], k[b], v[b], causal=causal, window=window, chunk=chunk, scale=0.2)
+        infinite = expected_lse.masked_fill(expected_lse == -math.inf, math.inf)
+        close(out[b], expected, torch.float32)
+        close(lse[b].T, infinite, torch.float32)
+        close(ragged[0][7 * b : 7 * b + 7], expected, torch.float32)
+        close(ragged[1][:, 7 * b : 7 * b + 7].T, infinite, torch.float32)
+    assert not causal or (lse == math.inf).any()
+
+
+def test_ragged_queries_over_pages() -> None:
+    q, caches = randn(5, 4, 32), [randn(6, 8, 2, 32, tag=i) for i in (1, 2)]
+    table, starts = torch.tensor([[5, 2], [0, 3]]), torch.tensor([0, 2, 5])
+    lens = torch.tensor([11, 8], dtype=torch.int32)
+    by_starts = flash_attn_varlen_func(q, *caches, starts, torch.tensor([0, 11, 19]), 3, 11, causal=True,
+                                       block_table=table, backend="emulator")
+    by_used = flash_attn_varlen_func(q, *caches, starts, None, 3, 11, causal=True, block_table=table, seqused_k=lens,
+                                     backend="emulator")
+    assert torch.equal(by_starts, by_used)
+    for b, (i, j) in enumerate(itertools.pairwise(starts.tolist())):
+        k, v = (cache[table[b]].flatten(0, 1)[: lens[b]] for cache in caches)
+        close(by_used[i:j], exact(q[i:j], k, v, causal=True)[0], torch.float32)
+
+
+@pytest.mark.interpreter
+def test_backend_auto_is_the_kernel() -> None:
+    q, cache = randn(1, 2, 4, 32, dtype=torch.float16), randn(1, 20, 2, 32, dtype=torch.float16)
+    out = flash_attn_with_kvcache(q, cache, cache, cache_seqlens=17, causal=True)
+    close(out[0], exact(q[0], cache[0, :17], cache[0, :17], causal=True)[0], torch.float16)
+
+
+Q, KV, CACHE = torch.zeros(1, 2, 4, 32), torch.zeros(1, 5, 2, 32), torch.zeros(3, 8, 2, 32)
+LACKING: dict[str, tuple[Any, Case]] = {
+    "dropout_p is 0.1": (flash_attn_func, {"dropout_p": 0.1}),
+    "dropout_p is None": (flash_attn_func, {"dropout_p": None}),
+    "deterministic is True": (flash_attn_func, {"deterministic": True}),
+    "qv is a tensor": (flash_attn_func, {"qv": Q}),
+    "num_splits is 2": (flash_attn_func, {"num_splits": 2}),
+    "pack_gqa is False": (flash_attn_func, {"pack_gqa": False}),
+    "sm_margin is 8": (flash_attn_func, {"sm_margin": 8}),
+    "scheduler_metadata is a tensor": (flash_attn_with_kvcache, {"scheduler_metadata": Q}),
+    "k and v are given with a k_cache of torch.float8_e4m3fn": (
+        flash_attn_with_kvcache, {"k": Q, "v": Q, "k_cache": CACHE.to(torch.float8_e4m3fn)},
+    ),
+    "rotary_seqlens is a tensor": (flash_attn_with_kvcache, {"rotary_seqlens": Q}),
+}
+WRONG: dict[str, tuple[Any, Case]] = {
+    "softmax_scale is True: must be finite": (flash_attn_func, {"softmax_scale": True}),
+    "window_size is 4: must be a pair": (flash_attn_func, {"window_size": 4}),
+    "causal is 1: must be True or False": (flash_attn_func, {"causal": 1}),
+    "q_descale is given, q is of torch.float32": (flash_attn_func, {"q_descale": torch.ones(1, 2)}),
+    "k has head dimension 16: must be that of q": (flash_attn_func, {"k": KV[..., :16]}),
+    "cache_seqlens[0] is 9: must be 0 to 8": (flash_attn_with_kvcache, {"cache_seqlens": 9}),
+    "cache_seqlens[0] is 7: must be 0 to 6": (flash_attn_with_kvcache, {"cache_seqlens": 7, "k": Q, "v": Q}),
+    "cache_seqlens is None with k": (flash_attn_with_kvcache, {"k": Q, "v": Q}),
+    "rotary_cos is given without k": (flash_attn_with_kvcache, {"rotary_cos": Q[0, 0], "rotary_sin": Q[0, 0]}),
+    "cache_batch_idx is [3]": (flash_attn_with_kvcache, {"cache_batch_idx": torch.tensor([3])}),
+    "rotary_cos has 4 positions": (
+        flash_attn_with_kvcache, {"k": Q, "v": Q, "cache_seqlens": 3, "rotary_cos": Q[0, 0], "rotary_sin": Q[0, 0]},
+    ),
+    "q requires grad": (flash_attn_func, {"q": Q.clone().requires_grad_()}),
+}
+
+
+def call(function: Any, changed: Case) -> Any:
+    keys = {"k_cache": CACHE, "v_cache": CACHE} if function is flash_attn_with_kvcache else {"k": KV, "v": KV}
+    return function(**{"q": Q, **keys, "backend": "emulator", **changed})
+
+
+@pytest.mark.parametrize("message", LACKING)
+def test_what_kvlab_lacks_is_not_ignored(message: str) -> None:
+    with pytest.raises(NotImplementedError, match=message):
+        call(*LACKING[message])
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_bad_arguments_are_named(message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+        call(*WRONG[message])
+
+
+def test_nothing_is_written_by_a_call_that_is_refused() -> None:
+    caches = [CACHE.clone(), CACHE.clone()]
+    new = torch.ones(1, 1, 2, 32)
+    with pytest.raises(ValueError, match="alibi_slopes"):
+        flash_attn_with_kvcache(Q[:, :1], *caches, new, new, cache_seqlens=3, alibi_slopes=torch.ones(3),
+                                backend="emulator")
+    assert not any(cache.any() for cache in caches)
+
+
+def test_inputs_that_require_grad_are_taken_without_grad_mode() -> None:
+    with torch.no_grad():
+        assert call(flash_attn_func, {"q": Q.clone().requires_grad_()}).shape == Q.shape

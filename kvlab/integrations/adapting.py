@@ -1,4 +1,4 @@
-"""What adapters share: the caller's names in errors, what kvlab lacks, windows, and the slots of new tokens."""
+"""Parts that adapters share: the caller's names in errors, what kvlab lacks, windows, and the slots of new tokens."""
 
 from __future__ import annotations
 

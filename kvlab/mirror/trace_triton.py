@@ -126,8 +126,9 @@ def _to_torch(value: Any) -> Any:
 
     if isinstance(value, dict):
         return {key: _to_torch(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_to_torch(item) for item in value)
+    if isinstance(value, list | tuple):
+        found = [_to_torch(item) for item in value]
+        return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
     if not isinstance(value, np.ndarray):
         return _fields(value, _to_torch)
     if value.dtype.isbuiltin == 1:

@@ -77,7 +77,9 @@ def as_if_on(patch: pytest.MonkeyPatch, arch: str, triton: str = "3.6.0") -> Non
 
 
 def as_tensors(value: Any, device: str = "cpu") -> Any:
-    """NumPy arrays, also in the fields of dataclasses, as torch tensors."""
+    """NumPy arrays, also in the fields of dataclasses and NamedTuples, as torch tensors."""
+    if hasattr(value, "_fields"):
+        return type(value)(*(as_tensors(item, device) for item in value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(
             value, **{f.name: as_tensors(getattr(value, f.name), device) for f in dataclasses.fields(value)}

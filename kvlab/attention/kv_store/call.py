@@ -21,7 +21,7 @@ from kvlab.common.checks import require
 from kvlab.common.torch_here import is_torch
 from kvlab.hardware import get_arch
 
-from .config import StoreProblem, choose_config, widest_vector
+from .config import Angles, StoreProblem, StoreTables, choose_config, widest_vector
 from .inputs import LIMITS, USUAL, Names, StoreFacts, StoreInputs, store_inputs
 from .mla_rows import mla_windows
 from .values import check_values
@@ -63,7 +63,7 @@ class Store(Call[None]):
     def arrange(self) -> None:
         plan = vars(self).get("plan")
         self.inputs = x = store_inputs(self) if plan is None else plan.problem.inputs(self)
-        self.arrays = x.k, x.v, x.k_cache, x.v_cache, x.where
+        self.arrays = x.k, x.v, x.k_cache, x.v_cache, StoreTables(x.where, x.lens, x.table, x.positions)
 
     def checked_scale(self) -> float:
         check_traffic(self.traffic)
@@ -102,8 +102,8 @@ class Store(Call[None]):
 
     def named(self) -> dict[str, Any]:
         x = self.inputs
-        names = ("lens", "table", "positions", "cos", "sin", "k_scale", "v_scale", "pages")
-        return {name: getattr(x, name) for name in names} | {"config": self.plan.explanation.config}
+        config, turn = self.plan.explanation.config, Angles(x.cos, x.sin)
+        return {"config": config, "pages": x.pages, "cos_sin": turn, "k_scale": x.k_scale, "v_scale": x.v_scale}
 
     def refer(self, *arrays: Any, **named: Any) -> tuple[Any, ...]:
         return function_at(self.plan.sibling)(*arrays, **named) or ()

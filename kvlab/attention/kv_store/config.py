@@ -63,6 +63,28 @@ class StoreProblem:
     itemsize: tuple[int, int]
 
 
+class StoreTables(NamedTuple):
+    """Arrays that say where tokens go. where: slots ``[T]``, row offsets ``[B + 1]`` or valid lengths ``[B]``, as the
+    form says; with the latter two lens ``[B]``, the tokens in the cache, and the table ``[B, columns]`` of pages.
+    positions: ``[T]``, where a token's place does not tell them.
+    """
+
+    where: Any
+    lens: Any = None
+    table: Any = None
+    positions: Any = None
+
+
+class Angles(NamedTuple):
+    """Cosines and sines ``[positions, R / 2]``, or None without a rope."""
+
+    cos: Any = None
+    sin: Any = None
+
+
+NO_ANGLES = Angles()
+
+
 class StoreSizes(NamedTuple):
     """Sizes of a launch: all tokens and those of a padded sequence, sequences, pages, columns of the table, and
     positions that have angles.
@@ -76,11 +98,10 @@ class StoreSizes(NamedTuple):
     angles: int
 
     @classmethod
-    def of(cls, k: Any, pages: int, lens: Any, table: Any, cos: Any) -> StoreSizes:
+    def of(cls, k: Any, pages: int, tables: StoreTables, cos_sin: Angles) -> StoreSizes:
         """The sizes of a launch on k ``[B, S, H, D]``."""
-        columns, batch, angles = (
-            0 if x is None else int(x.shape[axis]) for x, axis in ((table, 1), (lens, 0), (cos, 0))
-        )
+        each = (tables.table, 1), (tables.lens, 0), (cos_sin.cos, 0)
+        columns, batch, angles = (0 if x is None else int(x.shape[axis]) for x, axis in each)
         return cls(k.shape[0] * k.shape[1], max(1, k.shape[1]), batch, pages, columns, angles)
 
 

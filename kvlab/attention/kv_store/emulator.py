@@ -14,7 +14,7 @@ from kvlab.hardware import get_arch
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, program_ids
 
-from .config import SMALLEST, StoreConfig, StoreSide, StoreSizes, reciprocal
+from .config import NO_ANGLES, SMALLEST, Angles, StoreConfig, StoreSide, StoreSizes, StoreTables, reciprocal
 
 Array = np.ndarray[Any, Any]
 SMALLEST_TOP = np.float32(SMALLEST)
@@ -140,14 +140,15 @@ def convert(x: Array, dtype: np.dtype[Any], limit: float) -> Array:
 
 
 def append(
-    k_array: Array, v_array: Array, k_cache: Array, v_cache: Array, where: Array, lens: Array | None,
-    table: Array | None, positions: Array | None, cos_array: Array | None, sin_array: Array | None,
+    k_array: Array, v_array: Array, k_cache: Array, v_cache: Array, tables: StoreTables, cos_sin: Angles,
     k_scale_array: Array | float | None, v_scale_array: Array | float | None, problem: StoreSizes, config: StoreConfig,
     traffic: Traffic, lanes: int,
 ) -> None:
     """K and V of the rows of each program, to where their tokens belong. A row: one block of one head of one token."""
     #: setup -> k_token_idx, k_head_idx, k_dim, v_token_idx, v_head_idx, v_dim    the rows of this program
     K, V = config.k, config.v  #- launch
+    where, lens, table, positions = tables  #- launch
+    cos_array, sin_array = cos_sin  #- launch
     (program,) = program_ids(config.grid())  # [P]
     k_row = program[:, None] * K.BR + np.arange(K.BR, dtype=np.int32)  # [P, BR]
     v_row = program[:, None] * V.BR + np.arange(V.BR, dtype=np.int32)
@@ -214,31 +215,16 @@ def append(
 
 
 def launch(
-    k: Array,
-    v: Array,
-    k_cache: Array,
-    v_cache: Array,
-    where: Array,
-    *,
-    config: StoreConfig,
-    pages: int,
-    lens: Array | None = None,
-    table: Array | None = None,
-    positions: Array | None = None,
-    cos: Array | None = None,
-    sin: Array | None = None,
-    k_scale: Array | float | None = None,
-    v_scale: Array | float | None = None,
-    arch: str = "sm_90",
-    traffic: Traffic | None = None,
+    k: Array, v: Array, k_cache: Array, v_cache: Array, tables: StoreTables, *, config: StoreConfig, pages: int,
+    cos_sin: Angles = NO_ANGLES, k_scale: Array | float | None = None, v_scale: Array | float | None = None,
+    arch: str = "sm_90", traffic: Traffic | None = None,
 ) -> None:
     """Run the twin on k, v ``[B, S, H, D]`` (``[1, T, H, D]`` unless padded). The arguments are valid."""
     if config.programs:
         traffic = Traffic() if traffic is None else traffic
         append(
-            k, v, k_cache, v_cache, where, lens, table, positions, cos, sin, k_scale, v_scale,
-            StoreSizes.of(k, pages, lens, table, cos), config, traffic,
-            get_arch(arch).warp_size,
+            k, v, k_cache, v_cache, tables, cos_sin, k_scale, v_scale, StoreSizes.of(k, pages, tables, cos_sin),
+            config, traffic, get_arch(arch).warp_size,
         )
 
 

@@ -12,7 +12,7 @@ from kvlab.attention.features.kernel import rotate
 from kvlab.attention.tiles.strides import AngleStrides, PageStrides, RowStrides, ScaleStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
-from .config import SMALLEST, StoreConfig, StoreSide, StoreSizes, reciprocal
+from .config import NO_ANGLES, SMALLEST, Angles, StoreConfig, StoreSide, StoreSizes, StoreTables, reciprocal
 
 SMALLEST_TOP = tl.constexpr(SMALLEST)
 LARGEST_TOP = tl.constexpr(3.4028234663852886e38)
@@ -210,27 +210,25 @@ def append(
 
 
 def launch(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, where: torch.Tensor, *,
-    config: StoreConfig, pages: int, lens: torch.Tensor | None = None, table: torch.Tensor | None = None,
-    positions: torch.Tensor | None = None, cos: torch.Tensor | None = None, sin: torch.Tensor | None = None,
-    k_scale: torch.Tensor | float | None = None, v_scale: torch.Tensor | float | None = None, again: Again = None,
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, tables: StoreTables, *,
+    config: StoreConfig, pages: int, cos_sin: Angles = NO_ANGLES, k_scale: torch.Tensor | float | None = None,
+    v_scale: torch.Tensor | float | None = None, again: Again = None,
 ) -> None:
     """Run the kernel on k, v ``[B, S, H, D]`` (``[1, T, H, D]`` unless padded). The arguments are valid."""
     if config.programs == 0:
         return
     scales = [scale if isinstance(scale, torch.Tensor) else None for scale in (k_scale, v_scale)]
-    tables = where, lens, table, positions
-    pointers = k, v, k_cache, v_cache, *scales, cos, sin, *tables
+    pointers = k, v, k_cache, v_cache, *scales, *cos_sin, *tables
     if relaunched(append, pointers, again):
         return
     sides = config.k, config.v
     first_launch(append, config.grid(), pointers, again)(
-        reciprocal(k_scale), reciprocal(v_scale), StoreSizes.of(k, pages, lens, table, cos),
+        reciprocal(k_scale), reciprocal(v_scale), StoreSizes.of(k, pages, tables, cos_sin),
         TableStrides(*(0 if x is None else x.stride(0) for x in tables)),
         *(RowStrides(*_in_vectors(x, side.vec_in)) for x, side in zip((k, v), sides, strict=True)),
         *(PageStrides(*_in_vectors(x, side.vec_out)) for x, side in zip((k_cache, v_cache), sides, strict=True)),
         *(_scale_strides(scale, side) for scale, side in zip(scales, sides, strict=True)),
-        *(AngleStrides(0, 0) if x is None else AngleStrides(*x.stride()) for x in (cos, sin)),
+        *(AngleStrides(0, 0) if x is None else AngleStrides(*x.stride()) for x in cos_sin),
         K=config.k, V=config.v, C=StoreConstants(*(getattr(config, name) for name in StoreConstants._fields)),
         num_warps=config.num_warps, enable_fp_fusion=False,
     )

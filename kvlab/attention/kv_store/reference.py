@@ -9,31 +9,18 @@ import numpy as np
 from kvlab.attention.features.rope import rotate_exactly
 from kvlab.common.arrays import numbered
 
-from .config import SMALLEST, StoreConfig, StoreSide
+from .config import NO_ANGLES, SMALLEST, Angles, StoreConfig, StoreSide, StoreTables
 
 Array = np.ndarray[Any, Any]
 LARGEST = float(np.finfo(np.float32).max)
 
 
 def reference(
-    k: Array,
-    v: Array,
-    k_cache: Array,
-    v_cache: Array,
-    where: Array,
-    *,
-    config: StoreConfig,
-    pages: int,
-    lens: Array | None = None,
-    table: Array | None = None,
-    positions: Array | None = None,
-    cos: Array | None = None,
-    sin: Array | None = None,
-    k_scale: Array | float | None = None,
-    v_scale: Array | float | None = None,
+    k: Array, v: Array, k_cache: Array, v_cache: Array, tables: StoreTables, *, config: StoreConfig, pages: int,
+    cos_sin: Angles = NO_ANGLES, k_scale: Array | float | None = None, v_scale: Array | float | None = None,
 ) -> None:
     """Store k, v ``[B, S, H, D]`` into the caches: rotate in float64, divide by the scale, round once."""
-    token, page, slot, position = _places(k.shape[:2], where, config, lens, table, positions)
+    token, page, slot, position = _places(k.shape[:2], tables, config)
     known = (page >= 0) & (page < pages)
     token, page, slot, position = (x[known] for x in (token, page, slot, position))
     sides = (k, k_cache, k_scale, config.k, "k"), (v, v_cache, v_scale, config.v, "v")
@@ -41,9 +28,9 @@ def reference(
         if side.D == 0:  # K alone
             continue
         rows = x.reshape(-1, *x.shape[2:])[token].astype(np.float64)  # [n, H, D]
-        if config.rope == name and cos is not None and sin is not None:
-            some = (position >= 0) & (position < len(cos))  # a position without an angle leaves the row as it is
-            c, s = (angle[position[some]].astype(np.float64) for angle in (cos, sin))
+        if config.rope == name:
+            some = (position >= 0) & (position < len(cos_sin.cos))  # without an angle a row stays as it is
+            c, s = (angle[position[some]].astype(np.float64) for angle in cos_sin)
             rows[some] = rotate_exactly(rows[some], c, s, config.rope_first, config.interleaved)
         if side.quant == "block":
             assert isinstance(scale, np.ndarray)
@@ -57,17 +44,15 @@ def reference(
 
 
 def _places(
-    shape: tuple[int, ...], where: Array, config: StoreConfig, lens: Array | None, table: Array | None,
-    positions: Array | None,
+    shape: tuple[int, ...], tables: StoreTables, config: StoreConfig
 ) -> tuple[Array, Array, Array, Array]:
     """Token, page, slot and position of all tokens that go anywhere."""
+    where, lens, table, positions = tables
     where = where.astype(np.int64)
     if config.form == "slots":
         token = np.nonzero(where >= 0)[0]
         at, page = where[token], where[token] // config.page_size
     else:
-        assert lens is not None
-        assert table is not None
         first = where[:-1] if config.form == "ragged" else np.arange(shape[0]) * shape[1]
         count = np.diff(where) if config.form == "ragged" else np.clip(where, 0, shape[1])
         sequence, new = numbered(count)

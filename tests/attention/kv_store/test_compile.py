@@ -13,6 +13,7 @@ import pytest
 from caught import Caught, as_launched
 from store_cases import Step
 
+from kvlab.attention.kv_store.config import Angles, StoreTables
 from kvlab.triton_support.versions import installed
 
 pytestmark = pytest.mark.compile
@@ -48,13 +49,12 @@ def made_of(x: Any, config: Any, target: str = "sm_90") -> Any:
     """The kernel as ``launch`` specialises it for these arguments."""
     from kvlab.attention.kv_store import kernel
 
-    names = ("lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
     caught = Caught(kernel.append)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "append", caught)
         kernel.launch(
-            x.k, x.v, x.k_cache, x.v_cache, x.where, config=config, pages=x.pages,
-            **{name: getattr(x, name) for name in names},
+            x.k, x.v, x.k_cache, x.v_cache, StoreTables(x.where, x.lens, x.table, x.positions), config=config,
+            pages=x.pages, cos_sin=Angles(x.cos, x.sin), k_scale=x.k_scale, v_scale=x.v_scale,
         )
     return as_launched(caught.fn, caught.arguments, target)
 

@@ -53,9 +53,8 @@ CASES = [
 MANY = Step((1, 0, 2, 1, 0, 0, 1) * 100, (0, 0, 0, 2, 0, 1, 0) * 100, heads=1, D=16, page=2)
 
 
-def arguments(x: Any, config: Any) -> dict[str, Any]:
-    names = ("k", "v", "k_cache", "v_cache", "where", "lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
-    return {**{name: getattr(x, name) for name in names}, "config": config, "pages": x.pages}
+def arguments(call: Any) -> dict[str, Any]:
+    return {**dict(zip(("k", "v", "k_cache", "v_cache", "tables"), call.arrays, strict=True)), **call.named()}
 
 
 @pytest.mark.interpreter
@@ -64,7 +63,7 @@ def test_lockstep_by_slots(case: Store) -> None:
     """Every output of every step is the same, bit for bit, between the interpreted kernel and the emulator."""
     x = case.build()
     call = kv_store_paged.planned(x.k, x.v, x.k_cache, x.v_cache, x.slots, **x.more)
-    result = lockstep("kv_store", arguments(call.inputs, call.plan.explanation.config))
+    result = lockstep("kv_store", arguments(call))
     assert result.ok, str(result)
     assert max(row.distance.absolute.max() for row in result.rows if row.distance is not None) == 0
 
@@ -79,10 +78,9 @@ def test_lockstep_by_tables(step: Step) -> None:
     k, v = step.tokens()
     k, v = (np.nan_to_num(x.astype(np.float32)).astype(x.dtype) for x in (k, v))
     call = kv_store.planned(k, v, step.paged(), 1, **step.where())
-    config = call.plan.explanation.config
-    result = lockstep("kv_store", arguments(call.inputs, config))
+    result = lockstep("kv_store", arguments(call))
     assert result.ok, str(result)
-    assert (config.BITS > 0) == (step is MANY)
+    assert (call.plan.explanation.config.BITS > 0) == (step is MANY)
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2, 16, 17, 255, 256, 257, 512, 513, 1000, 4096, 100_000])

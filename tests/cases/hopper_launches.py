@@ -32,7 +32,7 @@ def decode_arguments(case: Case | FeatureCase) -> tuple[tuple[Any, ...], dict[st
 def mla_arguments(case: mla_cases.Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Those of the operation in the name."""
     x = case.build()
-    problem = MLADecodeProblem.of(x.q, *x.windows, x.table)
+    problem = MLADecodeProblem.of(x.q, *x.windows, x.table, x.lens)
     config = mla_config.choose_hopper(problem, num_splits=case.splits)
     named = {"scale": x.scale, "features": x.features, "config": config}
     return (x.q, *x.windows, x.table, x.lens), named

@@ -117,6 +117,15 @@ def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_si
         raise ValueError(f"block_table[{b}, {column}] is {table[b, column]}: a page in use must be 0 to {pages - 1}")
 
 
+def check_slots(name: str, indices: Any, pages: int, page_size: int) -> None:
+    """ValueError for integers that are neither a slot of the pool nor -1."""
+    slots, most = host(indices), pages * page_size
+    outside = (slots < -1) | (slots >= most)
+    if outside.any():
+        at = np.argwhere(outside)[0]
+        raise ValueError(f"{name}{at.tolist()} is {slots[tuple(at)]}: must be a slot, 0 to {most - 1}, or -1 for none")
+
+
 def check_apart(out: Any, arrays: dict[str, Any], *, unless: str = "") -> None:
     """ValueError where ``out`` shares memory with another array; it may be the one called ``unless`` itself."""
     accepted = f"memory of its own, or {unless} itself" if unless else "memory of its own"

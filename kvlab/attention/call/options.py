@@ -54,6 +54,7 @@ class MLADecodeOptions(LatentFeatureOptions, SplitOptions, total=False):
     """Keywords of ``mla_decode_paged``."""
 
     v_dim: int
+    indices: Any
     backend: Backend
 
 

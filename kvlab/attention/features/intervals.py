@@ -144,17 +144,20 @@ def visible_end(num_keys: Array, valid_array: Array | None, batch: Array) -> Arr
 
 
 def split_keys(
-    seq_lens_array: Array, mask: Any, batch: Array, token: Array, split: Array, problem: Any, config: Any
+    seq_lens_array: Array | None, mask: Any, batch: Array, token: Array, split: Array, problem: Any, config: Any
 ) -> tuple[Array, Array, Array, Array, Array]:
     """(position, lo, hi, first, limit): positions of new tokens ``token`` ``[P, BM]`` of sequences ``batch`` ``[P]``;
     the keys ``lo ... hi`` of a split ``[P]``, whole tiles of those that some new token sees; of these a row ``[P, BM]``
     sees the keys from ``first`` to below ``limit``.
 
+    seq_lens_array : keys of each sequence; None: ``max_keys`` each.
     mask : MaskPlan.
     problem : has ``tokens`` and ``max_keys``.
     config : has ``num_splits`` and ``BN``.
     """
-    num_keys = key_count(seq_lens_array[batch], problem.max_keys)
+    num_keys = np.full(batch.shape, problem.max_keys, np.int32)
+    if seq_lens_array is not None:
+        num_keys = key_count(seq_lens_array[batch], problem.max_keys)
     position = num_keys[:, None] - problem.tokens + token
     end = visible_end(num_keys, mask.valid, batch)
     begin = np.zeros_like(num_keys)
@@ -195,7 +198,9 @@ def visible_end_kernel(num_keys, valid_ptr, batch):
 
 def split_keys_kernel(seq_lens_ptr, valid_ptr, mask, batch, token, split, problem, BN, BOUNDED):
     """(position, lo, hi, first, limit) as of ``split_keys``. ``mask``: FeatureNumbers. ``problem``: DecodeSizes."""
-    num_keys = key_count_kernel(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
+    num_keys = tl.full([], problem.max_keys, tl.int32)
+    if seq_lens_ptr is not None:
+        num_keys = key_count_kernel(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
     position = num_keys - problem.tokens + token
     end = visible_end_kernel(num_keys, valid_ptr, batch)
     begin = 0

@@ -8,6 +8,7 @@ import triton.language as tl
 from kvlab.attention.tiles.online_softmax import log_sum_kernel as log_sum
 from kvlab.attention.tiles.online_softmax import weigh_kernel as weigh
 from kvlab.attention.tiles.pages import in_pages_kernel as in_pages
+from kvlab.attention.tiles.pages import in_slots_kernel as in_slots
 from kvlab.attention.tiles.pages import row_count_kernel as row_count
 from kvlab.attention.tiles.pages import row_of_kernel as row_of
 from kvlab.attention.tiles.rows import packed_rows_kernel as packed_rows
@@ -37,7 +38,7 @@ from .softcap import cap_kernel as cap
 from .temperature import heat_kernel as heat
 
 globals().update(compiled(
-    triton.jit, tl, add_bias, adjust, cap, head_scale, heat, hide, in_pages, key_count, key_range, key_scales, log_sum,
-    lower, nope_scales, packed_rows, rope_scales, rotate, row_count, row_of, row_terms, scale_weights, sink_alone,
-    slope_of, split_keys, start_rows, token_scale, value_scales, visible_end, weigh,
+    triton.jit, tl, add_bias, adjust, cap, head_scale, heat, hide, in_pages, in_slots, key_count, key_range, key_scales,
+    log_sum, lower, nope_scales, packed_rows, rope_scales, rotate, row_count, row_of, row_terms, scale_weights,
+    sink_alone, slope_of, split_keys, start_rows, token_scale, value_scales, visible_end, weigh,
 ))

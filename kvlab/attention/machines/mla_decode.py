@@ -11,6 +11,7 @@ import numpy as np
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, Traffic
+from kvlab.staging.tile.iterator import SlotIterator
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
 from .parts import Parts
@@ -106,7 +107,7 @@ def _whole_rows(latent: PagedKVCache, rope: PagedKVCache) -> PagedKVCache:
 
 def mla_cta(
     arch: str, BM: int, BN: int, padded: tuple[int, int], latent: PagedKVCache, rope: PagedKVCache, batch_idx: Array,
-    end: Array, traffic: Traffic, *, dtype: Any = None, num_warps: int = 4, num_stages: int = 1,
+    end: Array, traffic: Traffic, *, dtype: Any = None, num_warps: int = 4, num_stages: int = 1, listed: bool = False,
 ) -> LatentAndRopeCTA:
     """The CTA models of ``arch`` for tiles of BM query rows and BN keys; ``latent`` and ``rope`` are the windows of a
     cache with one head, whose columns are ``padded`` in shared memory.
@@ -114,7 +115,8 @@ def mla_cta(
     ``batch_idx`` and ``end`` ``[programs]`` are each program's sequence and the exclusive bound of its keys. ``dtype``
     is that of Q and of the products, the cache's if None; e4m3 latents are converted on their way. gfx950: MAX's decode
     with V in K's memory. sm_80, sm_90: what our Triton kernel compiles to with ``num_warps`` and ``num_stages``, of
-    which the numbers of the pages take every second; float32 without tensor cores.
+    which the numbers of the pages take every second; float32 without tensor cores. ``listed``: the tables are lists of
+    slots.
     """
     dtype, stored = np.dtype(latent.dtype if dtype is None else dtype), (latent.dtype, rope.dtype)
     columns = list(zip((latent.kv_params.head_size, rope.kv_params.head_size), padded, strict=True))
@@ -128,7 +130,7 @@ def mla_cta(
         )
 
     def walk(cache: PagedKVCache) -> KVCacheIterator:
-        return KVCacheIterator(cache, BN, batch_idx, 0, end)
+        return (SlotIterator if listed else KVCacheIterator)(cache, BN, batch_idx, 0, end)
 
     head = np.zeros_like(batch_idx)
     if model.whole_rows:

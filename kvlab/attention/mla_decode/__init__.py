@@ -41,7 +41,7 @@ def mla_decode(
 
 @PublicOperation
 def mla_decode_paged(
-    q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, **options: Unpack[MLADecodeOptions]
+    q: Any, kv_cache: Any, block_table: Any = None, seq_lens: Any = None, **options: Unpack[MLADecodeOptions]
 ) -> MLADecode:
     """Absorbed MLA of the newest tokens over a paged latent cache: ``softmax(scale Q K^T) V``.
 
@@ -56,6 +56,12 @@ def mla_decode_paged(
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
                  sequence's end are not read
     seq_lens     integers ``[B]``: keys of each sequence, the S new tokens among them; 0 is allowed
+    indices      sparse attention: integers ``[B, topk]``, or ``[B, S, topk]`` beside q of four axes, of 32 or 64 bits:
+                 the slots, ``page * page_size + slot``, of the rows that each token sees, in any order and place; a
+                 slot that is named twice counts twice, -1 names none, and so does, where values are not looked at, any
+                 other integer. block_table and seq_lens are not looked at then, and may be None: each token has a list
+                 of its own, B (S) may be any number (a prefill, token by token), and mask, window and alibi_slopes,
+                 which ask for positions, must be None
     v_dim        latent columns, 32 to 512
     scale        of the scores. It belongs to the heads before absorption, whose size the cache does not tell: the
                  default is that of DeepSeek-V2 and V3, ``1 / sqrt(128 + 64)``, for rows of 512 + 64 columns only

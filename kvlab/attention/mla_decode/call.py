@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.call import Call
-from kvlab.attention.call.checks import check_dtype, check_lengths_and_pages, lengths_with_new
+from kvlab.attention.call.checks import check_dtype, check_lengths_and_pages, check_slots, lengths_with_new
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
 from kvlab.attention.call.layers import latent_pages
@@ -20,7 +20,7 @@ from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.common.arrays import add_axis, dtype_of, element_strides
-from kvlab.common.checks import require
+from kvlab.common.checks import require, shown
 from kvlab.triton_support.versions import holds_wgmma_rows
 
 from .config import MLADecodeProblem, MLAInputs, choose_config
@@ -36,10 +36,12 @@ class MLADecode(Call[Any]):
     operation = "mla_decode"
     operands = (
         Operand("q", "[B, H, D] or [B, S, H, D]"), Operand("kv_cache"), TABLE,
-        Operand("seq_lens", "[B = {B}]", integers=True, strides="any"), Operand("out", strides="", optional=True),
+        Operand("seq_lens", "[B = {B}]", integers=True, strides="any"),
+        Operand("indices", integers=True, optional=True), Operand("out", strides="", optional=True),
     )
     paged_scales = ("k_scale",)
     v_dim: int = 512
+    indices: Any = None
     num_splits: int | None = None
     mask_value: float = MASK_VALUE
     q: Any
@@ -50,7 +52,10 @@ class MLADecode(Call[Any]):
 
     def check_arguments(self, sizes: Sizes) -> None:
         q, kv_cache, v_dim, D, tokens = self.q, self.kv_cache, self.v_dim, sizes["D"], sizes.get("S", 1)
-        require(1 <= tokens <= MAX_TOKENS, f"q has {tokens} new tokens a sequence", f"1 to {MAX_TOKENS}")
+        if self.indices is None:
+            require(1 <= tokens <= MAX_TOKENS, f"q has {tokens} new tokens a sequence", f"1 to {MAX_TOKENS}")
+        else:
+            self.check_indices()
         require(1 <= sizes["H"] <= MAX_HEADS, f"q has {sizes['H']} heads", f"1 to {MAX_HEADS}")
         fp8 = is_fp8(kv_cache)
         if not (is_fp8(q) and fp8):
@@ -67,6 +72,19 @@ class MLADecode(Call[Any]):
         if self.out is not None:
             check_result(self.out, (*q.shape[:-1], v_dim), q)
 
+    def given_operands(self) -> dict[str, Any]:
+        if self.indices is None:
+            return super().given_operands()
+        return {n: a for n, a in super().given_operands().items() if n not in ("block_table", "seq_lens")}
+
+    def check_indices(self) -> None:
+        """ValueError for lists of another shape than q's rows, and for features that ask where a key stands."""
+        shape, rows = tuple(self.indices.shape), tuple(self.q.shape[:-2])
+        require(shape[:-1] == rows and len(shape) > len(rows), f"indices has shape {shape}", f"{(*rows, 'topk')}")
+        for name in ("mask", "window", "alibi_slopes"):
+            asked = self.arguments.get(name)
+            require(asked is None, f"{name} is {shown(asked)} beside indices", "None: slots have no positions")
+
     def default_scale(self) -> float:
         latent, rope = self.v_dim, self.q.shape[-1] - self.v_dim
         known = (latent, rope) == (512, 64)
@@ -77,11 +95,15 @@ class MLADecode(Call[Any]):
         return mask is None or isinstance(window, int | np.integer)
 
     def arrange(self) -> None:
-        q, self.into = self.q, self.out
+        q, self.into, rows = self.q, self.out, (self.block_table, self.seq_lens)
+        if self.indices is not None:
+            rows = _each_token("indices", self.indices, 1), None
+        if q.ndim == 4 and self.indices is not None:
+            q, self.into = (add_axis(_each_token(n, a, 2), 1) for n, a in (("q", q), ("out", self.into)))
         if q.ndim == 3:
             self.dropped, q, self.into = 1, add_axis(q, 1), add_axis(self.out, 1)
         windows = latent_windows(self.kv_cache, self.v_dim, q.shape[-1] - self.v_dim, self.kv_layout)
-        self.inputs = MLAInputs(q, *windows, self.block_table, self.seq_lens, self.into)
+        self.inputs = MLAInputs(q, *windows, *rows, self.into)
         self.arrays, latent = self.inputs[:5], windows[0][:, :, None]
         self.features = self.resolve(q, latent, latent, batch=q.shape[0], lengths=self.lengths)
 
@@ -92,7 +114,7 @@ class MLADecode(Call[Any]):
 
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         inputs, features = self.inputs, self.features
-        problem = MLADecodeProblem.of(*inputs[:4])
+        problem = MLADecodeProblem.of(*inputs[:5])
         lacks = hopper_lacks(inputs, problem, features, scale)
         chosen, reason, hopper = choose_with_hopper(inputs.q, self.backend, lacks, None, SUPPORTED)
         emulated = self.arch if chosen == "emulator" else None
@@ -115,8 +137,26 @@ class MLADecode(Call[Any]):
         )
         return Explanation("mla_decode", chosen, reason, config, config.grid(problem), emulated), problem, chosen
 
+    def results(self, *found: Any) -> Any:
+        if self.indices is not None and self.q.ndim == 4:
+            found = tuple(x.reshape(*self.q.shape[:2], *x.shape[2:]) for x in found)
+        return super().results(*found)
+
     def check_values(self) -> None:
-        check_lengths_and_pages(self.seq_lens, self.block_table, *self.inputs.kv_cache.shape[:2])
+        if self.indices is not None:
+            check_slots("indices", self.indices, *self.inputs.kv_cache.shape[:2])
+        else:
+            check_lengths_and_pages(self.seq_lens, self.block_table, *self.inputs.kv_cache.shape[:2])
+
+
+def _each_token(name: str, array: Any, behind: int) -> Any:
+    """The rows of all tokens in one axis before the ``behind`` last ones, a view; None of None."""
+    if array is None or array.ndim == behind + 1:
+        return array
+    (batch, tokens, *rest), steps = array.shape, element_strides(array, name)
+    apart = 0 in array.shape or 1 in (batch, tokens) or steps[0] == tokens * steps[1]
+    require(apart, f"{name} has strides {steps} beside indices", "such that token follows token across sequences")
+    return array.reshape(batch * tokens, *rest)
 
 
 def arrays_of_collection(q: Any, cache: Any, layer: int) -> dict[str, Any]:

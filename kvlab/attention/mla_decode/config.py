@@ -22,11 +22,10 @@ TWINS = (
         synonyms={
             "seq_lens": "seq_lens_ptr",
             "v_factor": "scales.v.number",
-            "place": "in_pages",
             "cache.page_size_": "PAGE",
             "store_columns": "store",
         },
-        held={"in_pages": "cache start", "load_k": "start page slot exists", "load_v": "k"},
+        held={"place": "cache start", "load_k": "start page slot exists", "load_v": "k"},
     ),
     Twin("hopper", kernel="hopper_roles:produce,lead,follow", emulator="hopper_emulator:produce,lead,follow"),
     MERGE,
@@ -38,7 +37,8 @@ LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 
 class MLAInputs(NamedTuple):
     """Launch arguments of the siblings: q and out ``[B, S, H, ..]``, the latent and the rope window of the cache
-    ``[pages, page_size, ..]``. None: a new out.
+    ``[pages, page_size, ..]``. No seq_lens: block_table is a list of slots for each of B tokens, S = 1. None: a new
+    out.
     """
 
     q: Any
@@ -51,7 +51,9 @@ class MLAInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class MLADecodeProblem:
-    """Sizes of one call: B sequences, S new tokens each, H heads, rows of latent and rope columns."""
+    """Sizes of one call: B sequences, S new tokens each, H heads, rows of latent and rope columns. ``listed``: rows
+    have lists of the slots that they see, of ``max_keys`` places, not pages of keys.
+    """
 
     batch: int
     tokens: int
@@ -65,14 +67,18 @@ class MLADecodeProblem:
     fp8: bool = False
     """Whether the latent columns are e4m3."""
     kv_heads: int = 1
+    listed: bool = False
 
     @classmethod
-    def of(cls, q: Any, kv_cache: Any, k_rope: Any, block_table: Any) -> MLADecodeProblem:
+    def of(cls, q: Any, kv_cache: Any, k_rope: Any, block_table: Any, seq_lens: Any) -> MLADecodeProblem:
         """The sizes of a call on q ``[B, S, H, D]`` and the windows of a cache; arrays of either library."""
         (batch, tokens, heads), (_, page_size, latent) = map(int, q.shape[:3]), map(int, kv_cache.shape)
-        kind, max_keys = dtype_of(kv_cache, "kv_cache").itemsize, most_keys(int(block_table.shape[1]), page_size)
-        itemsize = dtype_of(q, "q").itemsize
-        return cls(batch, tokens, heads, latent, int(k_rope.shape[2]), itemsize, page_size, max_keys, kind == 1)
+        kind, listed = dtype_of(kv_cache, "kv_cache").itemsize, seq_lens is None
+        max_keys = most_keys(int(block_table.shape[1]), 1 if listed else page_size)
+        itemsize, rope = dtype_of(q, "q").itemsize, int(k_rope.shape[2])
+        return cls(
+            batch, tokens, heads, latent, rope, itemsize, page_size, max_keys, kind == 1, listed=listed
+        )
 
     @property
     def group(self) -> int:
@@ -141,7 +147,7 @@ one_page=True)
     """
     BV, BR = (max(32, 1 << (n - 1).bit_length()) for n in (problem.latent, problem.rope))
     amd, products, of_max = traits(arch)
-    places, whole_pages = 2 * processors, problem.page_size % 64 == 0
+    places, whole_pages = 2 * processors, problem.page_size % 64 == 0 and not problem.listed
     if emulated and of_max:
         BM, BN, num_warps, num_stages = 16, 128, 4, 1
     elif problem.itemsize == 4:
@@ -162,7 +168,7 @@ one_page=True)
     row_tiles = -(-problem.rows // BM)
     programs = problem.batch * row_tiles
     num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
-    one_page = problem.page_size % BN == 0 and (BM, BN) != (64, 32)  # where that tile would spill
+    one_page = problem.page_size % BN == 0 and not problem.listed and (BM, BN) != (64, 32)  # that tile would spill
     return MLADecodeConfig(BM, BN, BV, BR, row_tiles, num_splits, num_warps, num_stages, one_page)
 
 

@@ -17,7 +17,7 @@ from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.tiles.masked import store
 from kvlab.attention.tiles.online_softmax import log_sum, weigh
-from kvlab.attention.tiles.pages import in_pages, paged
+from kvlab.attention.tiles.pages import in_pages, in_slots, paged
 from kvlab.attention.tiles.rows import packed_rows
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide
@@ -29,10 +29,21 @@ from .config import MLADecodeConfig, MLADecodeProblem
 Array = np.ndarray[Any, Any]
 
 
+def place(
+    cache: PagedKVCache, batch: Array, key: Array, exists: Array, slots: int | None
+) -> tuple[Array, Array, Array, Array]:
+    """(page, slot, key, exists) of the keys of a tile; ``slots``: of the cache, which the table lists."""
+    if slots is not None:
+        page, slot, key, exists = in_slots(cache, batch, key, exists, slots)
+    else:
+        page, slot = in_pages(cache, batch, key, exists)
+    return page, slot, key, exists
+
+
 def attend(
-    q_array: Array, cache: PagedKVCache, rope: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
-    scale_log2: Any, features: Features, problem: MLADecodeProblem, config: MLADecodeConfig, arch: str,
-    traffic: Traffic,
+    q_array: Array, cache: PagedKVCache, rope: PagedKVCache, seq_lens: Array | None, slots: int | None, o_array: Array,
+    lse_array: Array, scale_log2: Any, features: Features, problem: MLADecodeProblem, config: MLADecodeConfig,
+    arch: str, traffic: Traffic,
 ) -> None:
     """BM query rows (tokens x heads) against the keys of one split of one sequence, for each program."""
     #: setup -> q, q_rope, lo, hi, first, limit    this program's rows, its split of the keys, the query tile
@@ -43,7 +54,7 @@ def attend(
     rows = batch, head, token, is_row, first, limit
     cta = mla_cta(  #- programs
         arch, config.BM, BN, (config.BV, config.BR), cache, rope, batch, hi, traffic, dtype=q_array.dtype,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        num_warps=config.num_warps, num_stages=config.num_stages, listed=problem.listed,
     )
     dram = Memory.over(q_array, name="q")  #- address
     rows_at = row_offsets(q_array, (batch[:, None], token, head), is_row)  #- address
@@ -57,7 +68,7 @@ def attend(
         active = start < hi  #- programs
         key = start[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
         exists = key < hi[:, None]
-        page, slot = in_pages(cache, batch[:, None], key, exists)
+        page, slot, key, exists = place(cache, batch[:, None], key, exists, slots)
         k, k_rope = cta.load_k(start, active)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
         scale = value_scales(features, page, slot, kv_head, exists)
@@ -92,7 +103,7 @@ def launch(
     kv_cache: Array,
     k_rope: Array,
     block_table: Array,
-    seq_lens: Array,
+    seq_lens: Array | None,
     *,
     scale: float,
     features: Features,
@@ -107,21 +118,23 @@ def launch(
     q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope.
     """
     batch, tokens, heads, _ = q.shape
-    problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
+    problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table, seq_lens)
     traffic = Traffic() if traffic is None else traffic
     out = np.empty((batch, tokens, heads, problem.latent), result_dtype(q)) if out is None else out
     lse = np.empty((batch, tokens, heads), np.float32)
     if q.size == 0:
         return out, lse
     windows = kv_cache[:, :, None], k_rope[:, :, None]
-    cache, rope = paged(windows, block_table, key_count(seq_lens, problem.max_keys), tokens, problem.max_keys)
+    keys = np.zeros(batch, np.int32) if seq_lens is None else key_count(seq_lens, problem.max_keys)
+    cache, rope = paged(windows, block_table, keys, tokens, problem.max_keys)
+    slots = kv_cache.shape[0] * kv_cache.shape[1] if problem.listed else None
     part, part_lse = partial_results(out, lse, config.num_splits)
     features = features.of_latents(k_rope.dtype == kv_cache.dtype)
     scale_log2 = features.scales.factor_log2(scale)
     with traffic.launch():
         attend(
-            q if q.dtype.itemsize > 1 else q.astype(bfloat16), cache, rope, seq_lens, part, part_lse, scale_log2,
-            features, problem, config, arch, traffic,
+            q if q.dtype.itemsize > 1 else q.astype(bfloat16), cache, rope, seq_lens, slots, part, part_lse,
+            scale_log2, features, problem, config, arch, traffic,
         )
     if config.num_splits > 1:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)

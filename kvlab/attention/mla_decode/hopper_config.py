@@ -66,6 +66,8 @@ class HopperMLAConfig:
 def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Features, scale: float) -> str | None:
     """Feature of a call that the Hopper kernel lacks, None if it takes the call."""
     page = problem.page_size
+    if problem.listed:
+        return "indices"
     if problem.itemsize != 2 or problem.fp8:
         return f"q of dtype {inputs.q.dtype} and a cache of {inputs.kv_cache.dtype}"
     if (problem.latent, problem.rope) != (512, 64):

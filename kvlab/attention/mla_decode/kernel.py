@@ -15,6 +15,7 @@ from kvlab.attention.features.kernel import (
     head_scale,
     hide,
     in_pages,
+    in_slots,
     log_sum,
     packed_rows,
     row_terms,
@@ -61,13 +62,18 @@ def load_q(q_ptr, at, is_row, DV: tl.constexpr, DR: tl.constexpr, BV: tl.constex
 
 
 @triton.jit
-def place(table_ptr, start, key, exists, PAGE: tl.constexpr, BN: tl.constexpr, ONE: tl.constexpr):
-    """(page, slot) of the keys of a tile. ``ONE``: they are all in one page, whose number is read once."""
-    page, slot = in_pages(table_ptr, key, exists, PAGE)
+def place(table_ptr, start, key, exists, slots, PAGE: tl.constexpr, BN: tl.constexpr, ONE: tl.constexpr):
+    """(page, slot, key, exists) of the keys of a tile; ``slots``: of the cache, which the table lists. ``ONE``: they
+    are all in one page, whose number is read once.
+    """
+    if slots is not None:
+        page, slot, key, exists = in_slots(table_ptr, key, exists, slots, PAGE)
+    else:
+        page, slot = in_pages(table_ptr, key, exists, PAGE)
     if ONE:  #- address
         page = tl.load(table_ptr + start // PAGE).to(tl.int64)
         slot = (start % PAGE + tl.arange(0, BN)).to(tl.int64)
-    return page, slot
+    return page, slot, key, exists
 
 
 @triton.jit
@@ -104,8 +110,8 @@ def accumulate(p, v, o):
 
 @triton.jit
 def attend(
-    q_ptr, kv_ptr, rope_ptr, table_ptr, seq_lens_ptr, features, o_ptr, lse_ptr, scale_log2, v_factor, numbers, problem,
-    q_strides, kv_strides, rope_strides, o_strides, lse_strides, C: tl.constexpr,
+    q_ptr, kv_ptr, rope_ptr, table_ptr, seq_lens_ptr, features, o_ptr, lse_ptr, slots, scale_log2, v_factor, numbers,
+    problem, q_strides, kv_strides, rope_strides, o_strides, lse_strides, C: tl.constexpr,
 ):
     """BM query rows (tokens x heads) against the keys of one split of one sequence. Products are in q's dtype, in
     bfloat16 for e4m3.
@@ -130,7 +136,9 @@ def attend(
         #: load_k -> k, k_rope    the tile of these pages, latent and rope columns, DRAM -> shared memory
         key = start + tl.arange(0, BN)
         exists = key < hi
-        page, slot = place(table_ptr + batch * problem.table_batch, start, key, exists, C.PAGE, BN, C.ONE)
+        page, slot, key, exists = place(
+            table_ptr + batch * problem.table_batch, start, key, exists, slots, C.PAGE, BN, C.ONE
+        )
         k, k_rope = load_k(
             kv_ptr, rope_ptr, page * kv_strides.page + slot * kv_strides.token,
             page * rope_strides.page + slot * rope_strides.token, exists, q.dtype, C.DV, C.DR, BV, C.BR,
@@ -165,9 +173,9 @@ def attend(
 
 
 def launch(
-    q: torch.Tensor, kv_cache: torch.Tensor, k_rope: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
-    *, scale: float, features: Features, config: MLADecodeConfig, out: torch.Tensor | None = None,
-    again: Again = None,
+    q: torch.Tensor, kv_cache: torch.Tensor, k_rope: torch.Tensor, block_table: torch.Tensor,
+    seq_lens: torch.Tensor | None, *, scale: float, features: Features, config: MLADecodeConfig,
+    out: torch.Tensor | None = None, again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernels: out ``[B, S, H, v_dim]`` of q's dtype and lse ``[B, S, H]`` float32. The arguments are valid.
 
@@ -180,18 +188,19 @@ def launch(
     part, part_lse = partial_results(out, lse, config.num_splits)
     pointers = q, kv_cache, k_rope, block_table, seq_lens, feature_arrays(f), part, part_lse
     if not relaunched(attend, pointers, again):
-        problem, scales = MLADecodeProblem.of(q, kv_cache, k_rope, block_table), f.scales
+        problem, scales = MLADecodeProblem.of(q, kv_cache, k_rope, block_table, seq_lens), f.scales
         steps, lse_steps = partial_strides(part, part_lse, config.num_splits)
         sizes = DecodeSizes(
             problem.heads, problem.tokens, config.num_splits, problem.max_keys, problem.batch, 1,
-            block_table.stride(0), seq_lens.stride(0),
+            block_table.stride(0), 0 if seq_lens is None else seq_lens.stride(0),
         )
         constants = MLAConstants(
             problem.page_size, config.one_page and not f.mask.windowed, problem.latent, problem.rope, config.BV,
             config.BR, config.BM, config.BN, f.mask.windowed,
         )
         first_launch(attend, config.grid(problem), pointers, again)(
-            scales.factor_log2(scale), scales.v.number, feature_numbers(f), sizes,
+            kv_cache.shape[0] * kv_cache.shape[1] if problem.listed else None, scales.factor_log2(scale),
+            scales.v.number, feature_numbers(f), sizes,
             RowStrides(*q.stride()[:3]), *(PageStrides(*[*x.stride()[:2], 0]) for x in (kv_cache, k_rope)),
             PartStrides(*steps), PartStrides(*lse_steps), C=constants, num_warps=config.num_warps,
             num_stages=config.num_stages,

@@ -16,7 +16,8 @@ Array = np.ndarray[Any, Any]
 
 
 def reference(
-    q: Array, kv_cache: Array, k_rope: Array, block_table: Array, seq_lens: Array, *, scale: float, features: Features
+    q: Array, kv_cache: Array, k_rope: Array, block_table: Array, seq_lens: Array | None, *, scale: float,
+    features: Features,
 ) -> tuple[Array, Array]:
     """``softmax(scale Q K^T) V`` of the last S tokens of each sequence, V the latent columns of K.
 
@@ -25,15 +26,21 @@ def reference(
     columns, and those of rope where they are e4m3 too. Returns out ``[B, S, H, v_dim]`` and lse (natural log)
     ``[B, S, H]``, float64.
     Token i of S is at position ``seq_len - S + i``; a row without a key gives 0 and -inf, or the sink's logit.
+    Without seq_lens, S is 1 and a row of block_table has the slots, ``page * page_size + slot``, that its token sees;
+    other integers are none.
     """
     (batch, tokens, heads, _), (_, page_size, v_dim) = q.shape, kv_cache.shape
     plain = replace(features, scales=Scales())
     out, lse = np.zeros((batch, tokens, heads, v_dim)), np.full((batch, tokens, heads), -np.inf)
-    seq_lens = keys_in_table(seq_lens, block_table, page_size)
+    keys = None if seq_lens is None else keys_in_table(seq_lens, block_table, page_size)
     for b in range(batch):
-        n = int(seq_lens[b])
-        key = np.arange(n)
-        where = block_table[b, key // page_size], key % page_size
+        if keys is None:
+            row = block_table[b].astype(np.int64)
+            where = np.divmod(row[(row >= 0) & (row < len(kv_cache) * page_size)], page_size)
+        else:
+            key = np.arange(keys[b])
+            where = block_table[b, key // page_size], key % page_size
+        n = len(where[1])
         by = np.broadcast_to(features.scales.k.at((*where, 0), b), n)[:, None]
         q_scale = np.ravel(features.scales.q.at(None, b))[0]
         v = kv_cache[where].astype(np.float64) * by

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+NO_KEY = (1 << 31) - 1
+"""A key that no row sees."""
+
 
 def paged(
     caches: tuple[Array, ...], block_table: Array, num_keys: Array, tokens: int, max_keys: int
@@ -28,6 +31,16 @@ def in_pages(cache: PagedKVCache, batch: Array, key: Array, exists: Array) -> tu
     """(page, slot) of keys of sequences ``batch``; page 0 of those that do not exist."""
     page = load(np.asarray(cache.lookup_table), (batch, key // cache.page_size_), mask=exists, other=0).astype(np.int64)
     return page, key % cache.page_size_
+
+
+def in_slots(cache: PagedKVCache, batch: Array, key: Array, exists: Array, slots: int) -> tuple[Array, ...]:
+    """(page, slot, key, exists) of the places ``key`` in lists of the cache's slots, the rows ``batch`` of its table:
+    a place that names none of the ``slots`` is none, and is then a key that no row sees.
+    """
+    row = load(np.asarray(cache.lookup_table), (batch, key), mask=exists, other=-1).astype(np.int64)
+    exists = exists & (row >= 0) & (row < slots)
+    row = np.where(exists, row, 0)
+    return row // cache.page_size_, row % cache.page_size_, np.where(exists, key, np.int32(NO_KEY)), exists
 
 
 def row_of(rows: Any, batch: Array, first: Array, key: Array, exists: Array) -> tuple[Array, Array]:
@@ -56,6 +69,14 @@ def in_pages_kernel(table_ptr, key, exists, PAGE):
     """
     page = tl.load(table_ptr + key // PAGE, mask=exists, other=0).to(tl.int64)
     return page, (key % PAGE).to(tl.int64)
+
+
+def in_slots_kernel(table_ptr, key, exists, slots, PAGE):
+    """(page, slot, key, exists) as of ``in_slots``. ``table_ptr``: the list."""
+    row = tl.load(table_ptr + key, mask=exists, other=-1).to(tl.int64)
+    exists = exists & (row >= 0) & (row < slots)
+    row = tl.where(exists, row, 0)
+    return row // PAGE, row % PAGE, tl.where(exists, key, NO_KEY), exists
 
 
 def row_of_kernel(table_ptr, table_batch, batch, first, key, exists, PAGE, MASKED):

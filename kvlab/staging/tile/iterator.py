@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from kvlab.cache import KVCacheT, MHAOperand, as_operand
+from kvlab.cache import KVCacheMHAOperand, KVCacheT, MHAOperand, PagedKVCache, as_operand
 from kvlab.common.checks import count
 from kvlab.hardware.copies.tile_resource import DRAM, check_tile
 from kvlab.layout import Layout, TileTensor
@@ -196,6 +196,34 @@ class KVCacheIterator:
     def increment(self) -> None:
         """Pass over a tile."""
         self.tile_start_row = self.tile_start_row + self.tile_size
+
+
+class SlotIterator(KVCacheIterator):
+    """Walks over the places of lists of slots, the rows of ``cache.lookup_table``, as a KVCacheIterator over keys: a
+    tile is ``[programs, tile_size]`` runs of one row. A place without a slot, -1 or past the pool, has no row.
+
+    >>> from kvlab.cache import PagedKVCache
+    >>> blocks = np.arange(3 * 4 * 1 * 8, dtype=np.float32).reshape(3, 4, 1, 8)
+    >>> lists = PagedKVCache(blocks, [0], [[9, -1, 9, 2]], max_seq_length=1, max_cache_length=4)
+    >>> tile = SlotIterator(lists, 4, batch_idx=0, kv_head_idx=0, end=4).next_tile()
+    >>> key_offsets(tile)
+    array([[72, -1, 72, 16]])
+    """
+
+    def next_tile(self) -> TileTensor:
+        """The tile at ``tile_start_row``, which then moves on by ``tile_size``."""
+        cache = cast(PagedKVCache, cast(KVCacheMHAOperand, self.cache).cache)
+        table, page_size = np.asarray(cache.lookup_table), cache.page_size_
+        place = self.tile_start_row[:, None] + np.arange(self.tile_size)
+        listed = place < self.end[:, None]
+        slot = np.where(listed, table[self.batch_idx[:, None], np.where(listed, place, 0)].astype(np.int64), -1)
+        exists = (slot >= 0) & (slot < cache.storage.shape[0] * page_size)
+        page, row = np.divmod(np.where(exists, slot, 0), page_size)
+        offset = cache.storage.offset(page, row, self.kv_head_idx[:, None], self.head_dim_offset)
+        self.increment()
+        tile = TileTensor(cache.storage.memory, self.cache.dtype, _rows_of(1, self.depth, self.row_stride), offset)
+        tile.end = offset + np.where(exists, self.depth, 0)
+        return tile
 
 
 def fitting_operand(params: Any, cache: KVCacheT | MHAOperand) -> MHAOperand:

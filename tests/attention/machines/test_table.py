@@ -67,7 +67,7 @@ def wide_latents(traffic: Traffic) -> None:
     """MLA decode with the tile that it has where the compiler holds its rows."""
     q, cache = rows(bfloat16, 2, 1, 40, 576), rows(bfloat16, 4, 64, 576)
     arrays = q, cache[..., :512], cache[..., 512:], TABLE, LENS
-    problem = mla_config.MLADecodeProblem.of(*arrays[:4])
+    problem = mla_config.MLADecodeProblem.of(*arrays)
     config = mla_config.choose_config(problem, arch="sm_90", emulated=True, wgmma=True)
     mla_emulator(*arrays, scale=0.1, features=Features(), config=config, arch="sm_90", traffic=traffic)
 

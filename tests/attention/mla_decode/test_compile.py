@@ -42,7 +42,7 @@ def compiled(
     x = Case((5,), H=H, columns=columns, page=page, dtype=dtype, **dict(features)).build()
     tensors = [to_torch(a) for a in (x.q, *x.windows, x.table, x.lens)]
     made = as_tensors(x.features)
-    problem = replace(MLADecodeProblem.of(*tensors[:4]), max_keys=4096)
+    problem = replace(MLADecodeProblem.of(*tensors), max_keys=4096)
     config = choose_config(
         problem, arch=target, num_splits=1, heavy=made.heavy or problem.fp8, wgmma=holds_wgmma_rows()
     )

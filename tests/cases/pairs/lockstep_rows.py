@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from pairs import kv_store, merge_states, mla_decode, mla_prefill, paged_decode, prefill
 from pairs.calls import rows_of
 from pairs.covering import Row, Table
@@ -110,6 +111,14 @@ def arguments_of(op: str, call: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return found, {name: found.pop(name) for name in ("arch",) if name in found}
 
 
+def listed(case: dict[str, Any]) -> dict[str, Any]:
+    """The first token of each sequence of a decode of MLA, over lists of the slots of its first keys."""
+    key, (_, page_size, _) = np.arange(-3, 30), case["kv_cache"].shape
+    slots = case["block_table"][:1, np.maximum(key, 0) // page_size] * page_size + key % page_size
+    lists = np.repeat(np.where(key < 0, -1, slots), len(case["q"]), 0)
+    return {"q": case["q"][:, :1], "block_table": lists, "seq_lens": None}
+
+
 def small_table(op: str) -> Table:
     """The table of an operation with the levels that are kept."""
     table, kept, _ = TABLES[op]
@@ -124,6 +133,8 @@ def cases(op: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
         yield str(row), case, emulator
         if row.number == 0 and op == "mha_decode":  # asked for by many sequences only
             yield f"{row} longest first", case | {"config": replace(case["config"], longest_first=2)}, emulator
+        if row.number == 0 and op == "mla_decode":
+            yield f"{row} indices", case | listed(case), emulator
     if op == "kv_store":  # V is the roped side of latent rows
         call = next(kv_store.latent(row) for row in rows_of(kv_store.LATENT) if row.rope)
         yield f"latent {call.row}", *arguments_of(op, call)

@@ -1,0 +1,132 @@
+"""MLA decode over lists of slots (``indices``), in all siblings, against the float64 reference of dense decode.
+
+What no list names is NaN, in unused slots and pages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from caught import SHARED, Caught, as_launched
+from listed_cases import Listed
+from mla_cases import FULL, Case
+from yardsticks import assert_accurate, bits
+
+from kvlab.attention import mla_decode, mla_decode_paged
+from kvlab.attention.mla_decode import kernel
+from kvlab.cache import PagedKVCacheCollection
+from kvlab.common.arrays import to_torch
+
+ON = {
+    "few heads": (Case((90, 70, 40), H=5, page=5, splits=2), 150, ("sm_80", "sm_90", "gfx950")),
+    "64 rows": (Case((90, 70, 40), H=40, columns=FULL, page=64, sinks=True, storage="layers"), 100, ("sm_90",)),
+    "float32": (Case((40, 33), H=3, dtype="fp32", softcap=4.0, temperature=True, splits=3), 70, ("sm_80",)),
+    "rope-aware": (Case((90, 70), H=3, row="rope-aware", k_scale="token", dtype="fp16"), 40, ("sm_90",)),
+}
+
+
+@pytest.mark.parametrize("name, arch", [(name, arch) for name in ON for arch in ON[name][2]])
+def test_the_emulator(name: str, arch: Any) -> None:
+    case, topk, _ = ON[name]
+    listed = Listed(case, topk)
+    x, options = listed.x, {"num_splits": case.splits, "return_lse": True, "arch": arch, **listed.x.options}
+    out, lse = mla_decode_paged(listed.q, x.kv, indices=listed.indices, **options)
+    assert_accurate(listed.dense, out[:, None], lse[:, None])
+
+
+def test_the_reference() -> None:
+    """Rests on the reference of dense decode, to float32's rounding."""
+    listed = Listed(Case((20, 30), H=2, dtype="fp32"), 25)
+    out, lse = mla_decode_paged(
+        listed.q, listed.x.kv, indices=listed.indices, backend="reference", return_lse=True, **listed.x.options
+    )
+    exact, exact_lse = listed.dense.exact()
+    np.testing.assert_array_equal(out, exact[:, 0].astype(np.float32))
+    np.testing.assert_array_equal(lse, exact_lse[:, 0].astype(np.float32))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("row, dtype", [("plain", "bf16"), ("rope-aware", "fp16")])
+def test_the_kernel_reads_no_slot_that_there_is_not(row: str, dtype: str) -> None:
+    """Integers of 64 bits that are neither -1 nor a slot, where values are not looked at, name none."""
+    k_scale = "token" if row != "plain" else ""
+    listed = Listed(Case((60, 20, 9), H=3, row=row, dtype=dtype, k_scale=k_scale, sinks=True), 75)
+    x, slots = listed.x, listed.x.rows.shape[0] * 16
+    wide = np.repeat(listed.indices.astype(np.int64), 2, 0)[::2]
+    wide[0, wide[0] < 0] = slots
+    wide[2, wide[2] < 0] = [(-1) ** i * (1 << 40) for i in range(int((wide[2] < 0).sum()))]
+    q, kv, indices = map(to_torch, (listed.q, x.kv, wide))
+    out, lse = mla_decode_paged(q, kv, indices=indices, num_splits=2, check=False, return_lse=True, **x.options_on())
+    assert_accurate(listed.dense, out[:, None], lse[:, None])
+
+
+def test_all_slots_in_turn_are_a_dense_decode() -> None:
+    """Law: a list of a sequence's slots, in the order of its keys, gives the same bits as its pages; so do tokens of
+    q with four axes, and the layer of a collection.
+    """
+    x = Case((70, 70), H=4, page=16).build()
+    key = np.arange(70)
+    indices = np.ascontiguousarray(x.table[:, key // 16].astype(np.int64) * 16 + key % 16)
+    expected = bits(mla_decode_paged(*x.arrays, num_splits=1, **x.options))
+    options = {"indices": indices[:, None], "num_splits": 1, **x.options}
+    assert bits(mla_decode_paged(x.q, x.kv, **options)) == expected
+    assert bits(mla_decode_paged(x.q.swapaxes(0, 1), x.kv, **options | {"indices": indices[None]})) == expected
+    blocks = np.ascontiguousarray(x.kv)[:, None, None, :, None]
+    cache = PagedKVCacheCollection(blocks, [69, 69], x.table, max_seq_length=1, max_cache_length=70)
+    assert bits(mla_decode(x.q, cache, **options)) == expected
+
+
+ERRORS: dict[str, tuple[dict[str, Any], str]] = {
+    "past the pool": ({"indices": [[0, 48]]}, r"indices\[0, 1\] is 48: must be a slot, 0 to 47, or -1 for none"),
+    "below -1": ({"indices": [[-2, 0]]}, r"indices\[0, 0\] is -2: must be a slot"),
+    "other rows": ({"indices": [[0], [1]]}, r"indices has shape \(2, 1\): must be \(1, 'topk'\)"),
+    "other axes": ({"indices": [0]}, r"indices has shape \(1,\): must be \(1, 'topk'\)"),
+    "floats": ({"indices": [[0.0]]}, "indices has dtype float64: must be a 32- or 64-bit integer"),
+    "a window": ({"window": 3}, "window is 3 beside indices: must be None: slots have no positions"),
+    "slopes": ({"alibi_slopes": 1}, "alibi_slopes is 1 beside indices: must be None"),
+    "hopper": ({"backend": "hopper"}, "backend is 'hopper' with indices: must be"),
+    "no list and no table": ({"indices": None}, "block_table is a NoneType: must be a NumPy array or torch tensor"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_bad_arguments(name: str) -> None:
+    changes, message = ERRORS[name]
+    q, kv = np.ones((1, 2, 576), np.float16), np.ones((3, 16, 576), np.float16)
+    out = np.full((1, 2, 512), 7, np.float16)
+    indices = changes.get("indices", [[0, 1]])
+    arguments = {**changes, "indices": indices if indices is None else np.array(indices)}
+    with pytest.raises(ValueError, match=message):
+        mla_decode_paged(q, kv, out=out, **arguments)
+    assert (out == 7).all()
+
+
+def test_tokens_that_do_not_follow_one_another() -> None:
+    q = np.ones((4, 3, 2, 576), np.float16)[:2, :2]
+    with pytest.raises(ValueError, match=r"q has strides .* beside indices: must be such that token follows token"):
+        mla_decode_paged(q, np.ones((3, 16, 576), np.float16), indices=np.zeros((2, 2, 5), np.int32))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("H, target", [(16, "sm_90"), (128, "sm_90"), (128, "gfx950")])
+def test_compiled(H: int, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rests on the compiler's counts: nothing spills, K comes by cp.async and fits beside Q."""
+    from kvlab.attention.mla_decode.config import MLADecodeProblem, choose_config
+    from kvlab.triton_support.versions import holds_wgmma_rows
+
+    listed = Listed(Case((50,), H=H, columns=FULL, page=64), 64)
+    x = listed.x
+    tensors = [to_torch(a) for a in (listed.q[:, None], *x.windows, listed.indices)]
+    problem = MLADecodeProblem.of(*tensors, None)
+    config = choose_config(problem, arch=target, num_splits=1, wgmma=holds_wgmma_rows())
+    caught = Caught(kernel.attend)
+    monkeypatch.setattr(kernel, "attend", caught)
+    kernel.launch(*tensors, None, config=config, features=x.features, scale=x.scale)
+    made = as_launched(caught.fn, caught.arguments, target)
+    assert made.spills == 0
+    assert made.shared <= SHARED[target]
+    assert not config.one_page
+    if target.startswith("sm"):
+        assert made.instructions["LDGSTS"] > 0, "cp.async"

@@ -25,7 +25,7 @@ MOST_KINDS = 4096
 PLAIN = frozenset({bool, int, float, str})
 PLAIN_MASKS = frozenset({
     masks.NullMask, masks.CausalMask, masks.SlidingWindowCausalMask, masks.SlidingWindowNonCausalMask,
-    masks.ChunkedMask, masks.ChunkedCausalMask,
+    masks.ChunkedMask, masks.ChunkedCausalMask, masks.BandMask,
 })
 
 

@@ -23,7 +23,8 @@ UNLIMITED = 1 << 30
 
 @dataclass(frozen=True)
 class Interval:
-    """The run of keys that a query at position p sees: ``p - left`` to ``p + right``, in p's chunk, below valid.
+    """The run of keys that a query at position p sees: ``p - left`` to ``p + right``, in p's chunk, below valid. A
+    negative side is on p's other side: left of -2 begins at p + 2, right of -2 ends at p - 2.
 
     chunk : keys of a chunk, 0 for no chunks. valid : None, or integers ``[B]``, keys of each sequence that may be seen.
 
@@ -73,6 +74,8 @@ def window_interval(causal: bool, window: Any) -> Interval:
 
     >>> window_interval(True, 128), window_interval(False, (128, 16)) == Interval(128, 16)
     (Interval(left=127, right=0, chunk=0, valid=None), True)
+    >>> window_interval(True, (100, -4)), window_interval(False, (-4, None)) == Interval(left=-4)
+    (Interval(left=100, right=-4, chunk=0, valid=None), True)
     """
     left = right = UNLIMITED
     if is_integer(window):
@@ -84,12 +87,26 @@ def window_interval(causal: bool, window: Any) -> Interval:
     elif window is not None:
         pair = isinstance(window, tuple | list) and len(window) == 2
         sides: list[Any] = [UNLIMITED if side is None else side for side in window] if pair else [None]
-        if not all(map(is_integer, sides)) or min(sides) < 0:
+        if not all(map(is_integer, sides)):
             raise ValueError(
                 f"window is {shown(window)}: must be None, a number of keys, or a pair (left, right) of numbers or None"
             )
-        left, right = (min(int(side), UNLIMITED) for side in sides)
-    return Interval(left, 0 if causal else right)
+        if -1 in sides:
+            raise ValueError(
+                f"window is {shown(window)}: must be without -1: no bound is None, one key on the query's other side "
+                "masks.BandMask"
+            )
+        left, right = map(side_of, sides)
+    interval = Interval(left, min(right, 0) if causal else right)
+    if interval.left + interval.right < 0:
+        with_causal = ", causal" if causal and right else ""
+        raise ValueError(f"window is {shown(window)}{with_causal}: must leave keys to see, left + right of at least 0")
+    return interval
+
+
+def side_of(bound: Any) -> int:
+    """A side of an interval from an integer; None, or further than any key, bounds nothing."""
+    return UNLIMITED if bound is None else max(-UNLIMITED, min(int(bound), UNLIMITED))
 
 
 def most_keys(columns: int, page_size: int) -> int:

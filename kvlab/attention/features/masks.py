@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.features.intervals import UNLIMITED, Interval, host
+from kvlab.attention.features.intervals import UNLIMITED, Interval, host, side_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.common.arrays import to_torch
 from kvlab.common.checks import is_integer
@@ -134,6 +134,32 @@ class SlidingWindowNonCausalMask(_IntervalMask):
 
     def interval(self) -> Interval:
         return Interval(self.window - 1)
+
+
+@dataclass(frozen=True)
+class BandMask(_IntervalMask):
+    """``q - left <= k <= q + right``: None is no bound, a negative one is on the diagonal's other side.
+
+    >>> BandMask(-1, 2).visible(0, 0, 3, np.arange(7)).tolist()
+    [False, False, False, False, True, True, False]
+    """
+
+    left: int | None = None
+    right: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, side in vars(self).items():
+            if side is not None and not is_integer(side):
+                raise ValueError(f"{name} is {side!r} of BandMask: must be a number of keys or None")
+        if sum(self._sides) < 0:
+            raise ValueError(f"{self!r}: must leave keys to see, left + right of at least 0")
+
+    @property
+    def _sides(self) -> tuple[int, int]:
+        return side_of(self.left), side_of(self.right)
+
+    def interval(self) -> Interval:
+        return Interval(*self._sides)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@
 from kvlab.attention.features.intervals import UNLIMITED, Interval, window_interval
 from kvlab.attention.features.masks import (
     AndMask,
+    BandMask,
     CausalMask,
     CausalPaddingMask,
     ChunkedCausalMask,
@@ -27,6 +28,7 @@ from kvlab.attention.features.masks import (
 __all__ = [
     "UNLIMITED",
     "AndMask",
+    "BandMask",
     "CausalMask",
     "CausalPaddingMask",
     "ChunkedCausalMask",

@@ -54,7 +54,9 @@ def mha_decode_paged(
     scale        of the scores, ``1 / sqrt(D)`` by default
     mask         None: new token i of S sees the keys below ``seq_len - S + 1 + i`` (causal, aligned at the end); or a
                  mask of :mod:`kvlab.attention.masks`
-    window       with mask None or besides it: a number of keys, the query's own among them, or ``(left, right)``
+    window       with mask None or besides it: a number of keys, the query's own among them, or ``(left, right)`` keys
+                 beside it: None is no bound, one of -2 or less is on the query's other side (``(100, -2)`` ends 2 keys
+                 before it); with mask None no key behind the query is seen
     {features:13}
     return_lse   return ``(out, lse)`` with lse ``[B, Hq]`` or ``[B, S, Hq]``, natural log (base2: that of 2), float32
     out          where to write the output ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3); a new array by default. It

@@ -29,7 +29,8 @@ def mha_prefill(
     cu_seqlens_q, cu_seqlens_k  integers ``[B + 1]``: where each sequence starts, and the total
     max_seqlen_q  the longest sequence of q, for a smaller grid; None is that of ``cu_seqlens_q``, on a GPU the total
     window  None; with causal a number of keys, the query's own among them; or ``(left, right)`` keys beside that of the
-            query, None for no bound
+            query: None is no bound, one of -2 or less is on the query's other side (``(-2, 9)`` begins 2 keys behind
+            it); with causal none behind the query is seen
     mask    None, or a mask of :mod:`kvlab.attention.masks` or of your own, which tells alone what a query sees; with
             ``causal=True`` or a window both must show the key. One of your own over ragged or paged tensors on a GPU
             reads the lengths, which waits for the GPU

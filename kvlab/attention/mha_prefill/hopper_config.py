@@ -114,8 +114,8 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     for array in (q, k):
         if dtype_of(array, "q").itemsize != (1 if eight else 2):
             return f"dtype {array.dtype}"
-    if mask.chunk or mask.valid is not None or mask.bias is not None:
-        return "a mask other than causal and windows"
+    if mask.chunk or mask.valid is not None or mask.bias is not None or min(mask.left, mask.right) < 0:
+        return "a mask other than causal and windows around the query"
     if features.slopes is not None:
         return "alibi_slopes"
     if "token" in features.scales.kinds:

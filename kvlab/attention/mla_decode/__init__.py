@@ -68,7 +68,7 @@ def mla_decode_paged(
     mask         None: new token i of S, at position ``seq_len - S + i``, sees the keys up to its own; or a
                  :class:`~kvlab.attention.masks.Mask` in place of that
     window       None; a number of keys, the token's own among them; or ``(left, right)`` keys beside its position, None
-                 for no bound. Pages outside it are not read
+                 for no bound, -2 or less for one on its other side. Pages outside it are not read
     {features:13}
     q_scale      of q in e4m3: a number, float32 ``[1]`` or ``[B, 1]``
     k_scale      what e4m3 columns are multiplied by, as K and as V: a number, float32 ``[1]`` or ``[B, 1]``,

@@ -70,7 +70,7 @@ def mla_prefill_paged(
     mask         None, or a :class:`~kvlab.attention.masks.Mask`, which tells alone what a query sees; with
                  ``causal=True`` or a window both must show the key
     window       None; with causal a number of keys, the query's own among them; or ``(left, right)`` keys beside that
-                 of the query, None for no bound
+                 of the query, None for no bound, -2 or less for one on its other side
     {features:13}
     q_scale, k_scale, v_scale  what q, k and v in float8_e4m3fn are multiplied by: a number, float32 ``[H]`` or ``[B,
                  H]``, for k and v also each token's and head's ``[total_k, H]``. Ignored for other dtypes

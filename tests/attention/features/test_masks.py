@@ -11,6 +11,7 @@ from kvlab.attention.features.exact import attention
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.masks import (
     AndMask,
+    BandMask,
     CausalMask,
     CausalPaddingMask,
     ChunkedCausalMask,
@@ -41,6 +42,8 @@ FORMULAS: list[tuple[Mask, Any]] = [
     (CausalMask(), lambda b, q, k: k <= q),
     (SlidingWindowCausalMask(7), lambda b, q, k: (k <= q) & (q - k < 7)),
     (SlidingWindowNonCausalMask(7), lambda b, q, k: k + 7 > q),
+    (BandMask(5, -2), lambda b, q, k: (k >= q - 5) & (k <= q - 2)),
+    (BandMask(-3), lambda b, q, k: k >= q + 3),
     (ChunkedMask(8), lambda b, q, k: q // 8 == k // 8),
     (ChunkedCausalMask(8), lambda b, q, k: (q // 8 == k // 8) & (k <= q)),
     (CausalPaddingMask(VALID), lambda b, q, k: (k <= q) & (k < VALID[b])),

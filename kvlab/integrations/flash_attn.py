@@ -117,6 +117,9 @@ def flash_attn_varlen_func(
     options: dict[str, Any] = {"scale": softmax_scale, "softcap": softcap, "alibi_slopes": alibi_slopes,
                                "max_seqlen_q": max_seqlen_q, "backend": backend, "return_lse": True}
     if block_table is None:
+        for name in scales.keys() & {"k_scale", "v_scale"}:  # each token's has the same shape if there are B of them
+            if k.shape[0] == scales[name].shape[0]:
+                scales[name] = scales[name][rows_of_starts(cu_seqlens_k, int(k.shape[0]))[0]]
         lacks("keys of a sequence lie one after the other; pages with a block_table may be used in part",
               seqused_k=seqused_k)
         starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}

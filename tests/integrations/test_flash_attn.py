@@ -20,17 +20,22 @@ from kvlab.integrations.flash_attn import flash_attn_func, flash_attn_varlen_fun
 
 Case = dict[str, Any]
 AXES: dict[str, tuple[Any, ...]] = {
-    "S": (1, 3, 6), "causal": (False, True), "window": ((-1, -1), (4, 2), (-1, 1), (7, -1)),
+    "S": (1, 3, 6), "causal": (False, True), "window": ((-1, -1), (4, 2), (-1, 0), (7, -1)),
     "rotary": (None, "pairs", "halves"), "new": (None, "as q", "fewer"),
     "cache": ("dense", "picked", "paged"), "alibi": (None, "heads", "sequences"), "softcap": (0.0, 15.0),
     "heads": ((6, 6), (6, 2), (6, 1)), "num_splits": (0, 1),
 }
 
 
+STILL: Case = {"S": 3, "causal": False, "window": (-1, -1), "rotary": "halves", "new": "fewer", "cache": "picked",
+               "alibi": None, "softcap": 0.0, "heads": (6, 2), "num_splits": 0}
+"""All queries at the position of the first."""
+
+
 def sampled(count: int, seed: int) -> list[Case]:
     """Cases of the grid, drawn at random until each value of each axis is there; then ``count`` in all."""
     draw = random.Random(seed)
-    cases: list[Case] = []
+    cases: list[Case] = [STILL]
     missing = {(axis, value) for axis, values in AXES.items() for value in values}
     while len(cases) < count or missing:
         case = {axis: draw.choice(values) for axis, values in AXES.items()}
@@ -173,6 +178,38 @@ def test_dense_and_ragged(causal: bool, window: tuple[int, int], chunk: int) -> 
         close(ragged[0][7 * b : 7 * b + 7], expected, torch.float32)
         close(ragged[1][:, 7 * b : 7 * b + 7].T, infinite, torch.float32)
     assert not causal or (lse == math.inf).any()
+
+
+def fp8(*shape: int, tag: int = 0) -> Tensor:
+    return randn(*shape, tag=tag).to(torch.float8_e4m3fn)
+
+
+def test_descales() -> None:
+    """One for each sequence and KV head, of all three calls; two sequences with two keys in all among them."""
+    B, Hkv, more = 2, 2, {"backend": "emulator"}
+    by = [0.5 + torch.arange(4.0).reshape(B, Hkv) * step for step in (0.25, 0.5, 0.125)]
+    scales = dict(zip(("q_descale", "k_descale", "v_descale"), by, strict=True))
+    of_q = by[0].repeat_interleave(2, 1)
+    q, k, v = fp8(B, 3, 4, 32), fp8(B, 5, Hkv, 32), fp8(B, 5, Hkv, 32, tag=1)
+
+    def check(out: Tensor, b: int, query: Tensor, key: Tensor, value: Tensor) -> None:
+        plain = (x.float() * scale for x, scale in zip((query, key, value), (of_q[b], by[1][b], by[2][b]), strict=True)
+                 for scale in [scale[:, None]])
+        assert out.dtype == torch.bfloat16
+        torch.testing.assert_close(out.double(), exact(*plain)[0], atol=0.1, rtol=0.1)
+
+    dense = flash_attn_func(q, k, v, **scales, **more)
+    cached = flash_attn_with_kvcache(q, k, v, **scales, **more)
+    one = {name: scale[:1, :1].expand(B, Hkv) for name, scale in scales.items()}
+    assert torch.equal(flash_attn_with_kvcache(q, k, v, **one, **more), flash_attn_with_kvcache(
+        q, k, v, **{name: scale.contiguous() for name, scale in one.items()}, **more))
+    ends, starts, starts_k = 3, torch.tensor([0, 3, 6]), torch.tensor([0, 2, 2])
+    ragged = flash_attn_varlen_func(q.flatten(0, 1), k[0, :2], v[0, :2], starts, starts_k, 3, 2, **scales, **more)
+    for b in range(B):
+        check(dense[b], b, q[b], k[b], v[b])
+        check(cached[b], b, q[b], k[b], v[b])
+    check(ragged[:ends], 0, q[0], k[0, :2], v[0, :2])
+    assert not ragged[ends:].any()
 
 
 def test_ragged_queries_over_pages() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvlab.attention.machines import MACHINES, Machine
 from kvlab.attention.machines.gpu import converts_e4m3, family, multiplies_e4m3, shared_limit
+from kvlab.attention.machines.table import LISTED
 from kvlab.attention.mha_decode.hopper_cta import HopperDecodeCTA
 from kvlab.attention.mha_prefill.hopper_cta import HopperPrefillCTA
 from kvlab.attention.mla_decode.hopper_cta import HopperMLACTA
@@ -40,6 +41,10 @@ MIDDLE = """
 With `backend="hopper"`, the twins of the kernels that are written for sm_90:
 """
 
+GATHERED = """
+With `indices`, lists of slots instead of pages, besides:
+"""
+
 GPUS = """
 ## What runs on a GPU
 
@@ -55,7 +60,8 @@ def page() -> str:
     for arch in ARCHS:
         e4m3 = "multiplied" if multiplies_e4m3(arch) else "converted" if converts_e4m3(arch) else "not taken"
         gpus.append(f"| {arch} | {family(arch)} | {shared_limit(arch) // 1024} KiB | {e4m3} |")
-    return "\n".join([HEAD, *_table(MACHINES), MIDDLE, *_table(HOPPER), GPUS, *gpus, ""])
+    gathered = [GATHERED, *_table(row for row in LISTED if row not in MACHINES)]
+    return "\n".join([HEAD, *_table(MACHINES), MIDDLE, *_table(HOPPER), *gathered, GPUS, *gpus, ""])
 
 
 def _table(rows: Iterable[Machine]) -> list[str]:

@@ -10,7 +10,7 @@ from kvlab.staging import Traffic
 
 Backend = Literal["auto", "reference", "emulator", "triton", "hopper"]
 PortableBackend = Literal["auto", "reference", "emulator", "triton"]
-Arch = Literal["sm_80", "sm_90", "gfx950"]
+Arch = Literal["sm_80", "sm_90", "sm_100", "gfx950"]
 KVLayout = Literal["NHD", "HND"]
 Arithmetic = Literal["float32", "chip"]
 

@@ -120,7 +120,7 @@ def mla_cta(
     """
     dtype, stored = np.dtype(latent.dtype if dtype is None else dtype), (latent.dtype, rope.dtype)
     columns = list(zip((latent.kv_params.head_size, rope.kv_params.head_size), padded, strict=True))
-    model = choose(arch, latent.dtype, "mla_decode", rows=BM).cta
+    model = choose(arch, latent.dtype, "mla_decode", rows=BM, listed=listed).cta
 
     def part(i: int, v: tuple[int, int]) -> TileSpec:
         ahead = max((num_stages - 1) // 2, 1) if num_stages > 1 else 0

@@ -14,6 +14,7 @@ from kvlab.staging.gfx950.kv_buffer_cta import KVBufferCTA
 from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA
 from kvlab.staging.gfx950.mfma_cta import MfmaCTA
 from kvlab.staging.nvidia.fma_cta import FmaCTA
+from kvlab.staging.nvidia.gather4_cta import Gather4CTA
 from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA
 from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
 from kvlab.staging.tile.tile_spec import TileCTA
@@ -75,6 +76,11 @@ _LATENTS = Columns(
     lambda latent, rope: latent in (128, 256, 512) and rope in (32, 64), "128, 256 or 512 + 32 or 64 of 16 bits",
     "; a tile of 128 keys in float32 does not fit into LDS; sm_80 and sm_90 take the others",
 )
+_PANELS = Columns(
+    "latent and rope columns", "{} + {} columns of {dtype} on",
+    lambda latent, rope: latent in (128, 256, 512) and rope in (64, 128), "128, 256 or 512 + 64 or 128 of 16 bits",
+    ": boxes of gather4 have 64",
+)
 _STRIPS = Columns(
     "columns of the rope part", "{} columns of {name} in {dtype} on", lambda columns: columns > 32, "more than 32",
     ": strips of KVBuffer have 64",
@@ -107,13 +113,16 @@ MACHINES = (
 )
 """Of two rows that take a tile, the first is its."""
 
+LISTED = (Machine(("mla_decode",), ("sm_100",), ("16 bits",), Gather4CTA, columns=_PANELS), *MACHINES)
+"""Those of calls with lists of slots."""
+
 ARCHS = _archs(MACHINES)
 """Those that are emulated."""
 
 
-def choose(arch: str, dtype: Any, operation: str, *, rows: int = 0) -> Machine:
-    """The row of an operation on ``arch`` with K and V of ``dtype``, for tiles of ``rows`` query rows. ValueError where
-    there is none.
+def choose(arch: str, dtype: Any, operation: str, *, rows: int = 0, listed: bool = False) -> Machine:
+    """The row of an operation on ``arch`` with K and V of ``dtype``, for tiles of ``rows`` query rows; ``listed``: of
+    keys that lists of slots name. ValueError where there is none.
 
     >>> from kvlab.memory import bfloat16, float8_e4m3fn
     >>> choose("sm_90", bfloat16, "mha_prefill", rows=128).cta.__name__
@@ -130,19 +139,21 @@ def choose(arch: str, dtype: Any, operation: str, *, rows: int = 0) -> Machine:
         ...
     ValueError: K and V in float8_e4m3fn on sm_80: must be on sm_90 or gfx950: sm_80 has no e4m3
     """
-    found = [row for row in _of(operation, arch) if KINDS[dtype.itemsize] in row.kinds and rows >= row.rows]
+    mine = _of(operation, arch, listed)
+    found = [row for row in mine if KINDS[dtype.itemsize] in row.kinds and rows >= row.rows]
     if not found:
         _refuse_dtype(operation, arch, "K and V", dtype)
     return found[0]
 
 
 def check_emulated(
-    operation: str, arch: str, q: Any, arrays: Mapping[str, Any], columns: Mapping[str, tuple[int, ...]] | None = None
+    operation: str, arch: str, q: Any, arrays: Mapping[str, Any],
+    columns: Mapping[str, tuple[int, ...]] | None = None, *, listed: bool = False,
 ) -> None:
     """ValueError for a call that no row takes: ``q``, and K and V by their names, whose rows lanes copy; ``columns``
-    are the numbers of columns of some of these, where rows tell them apart.
+    are the numbers of columns of some of these, where rows tell them apart. ``listed``: as of ``choose``.
     """
-    mine = _of(operation, arch)
+    mine = _of(operation, arch, listed)
     for name, array in arrays.items():
         dtype, numbers = dtype_of(array, name), (columns or {}).get(name)
         row = next((row for row in mine if KINDS[dtype.itemsize] in row.kinds), None)
@@ -156,9 +167,9 @@ def check_emulated(
     check_lane_copies({name: array for name, array in copied.items() if 0 not in array.shape})
 
 
-def _of(operation: str, arch: str) -> list[Machine]:
+def _of(operation: str, arch: str, listed: bool) -> list[Machine]:
     """The rows of an operation on ``arch``; ValueError where it is not emulated."""
-    rows = [row for row in MACHINES if operation in row.operations]
+    rows = [row for row in (LISTED if listed else MACHINES) if operation in row.operations]
     archs = _archs(rows)
     require(arch in archs, f"arch is {arch!r}", f"one of {', '.join(archs)}" if archs[1:] else repr(archs[0]))
     return [row for row in rows if arch in row.archs]

@@ -85,7 +85,8 @@ def mla_decode_paged(
                  "triton"; "hopper": the Gluon kernel (its emulator where the arrays are not on a GPU), ValueError for
                  what it cannot do
     arch         the machine that is emulated: "sm_80", "sm_90" (the tiles of the compiled kernel), "gfx950" (MAX's tile
-                 of 16 rows and 128 keys; 16 bits, v_dim 128, 256 or 512, 32 or 64 columns of rope)
+                 of 16 rows and 128 keys; 16 bits, v_dim 128, 256 or 512, 32 or 64 columns of rope); with indices
+                 "sm_100", too (rows by TMA gather4; 16 bits, v_dim 128, 256 or 512, 64 or 128 columns of rope)
     arithmetic   of the emulator: "float32", NumPy's; or "chip", an H100's and slower: sums of products, exp2, log2,
                  division, fused operations and the order of sums as compiled, recorded to the bit for plain calls of
                  MHA. What features add goes by the same rules; on "sm_80" provisional

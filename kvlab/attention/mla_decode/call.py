@@ -127,7 +127,12 @@ class MLADecode(Call[Any]):
             return Explanation("mla_decode", chosen, reason, tiles, tiles.grid(), machine), problem, sibling
         if emulated:
             arrays = {"kv_cache": inputs.kv_cache, "the rope part of kv_cache": inputs.k_rope}
-            check_emulated("mla_decode", emulated, inputs.q, arrays, {"kv_cache": (problem.latent, problem.rope)})
+            columns = problem.latent, problem.rope
+            check_emulated("mla_decode", emulated, inputs.q, arrays, {"kv_cache": columns}, listed=problem.listed)
+            if emulated == "sm_100":
+                steps, row = element_strides(inputs.kv_cache), sum(columns)
+                fits = steps[1] == row and steps[0] % row == 0
+                require(fits, f"kv_cache has strides {steps} on sm_100", f"rows of gather4, {row} elements apart")
         if problem.fp8:
             check_fp8_gpu(inputs.q)
         target = target_of(inputs.q, emulated)

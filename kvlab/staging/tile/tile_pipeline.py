@@ -118,5 +118,9 @@ class TilePipeline:
         tile = self._walk.next_of(role)
         self.copy_async(role, tile, self._fetched[role] % self.stages[role])
         self._fetched[role] += 1
-        self.hazards.commit_group()
+        self._end_group()
         self._flying[role].append(tile)
+
+    def _end_group(self) -> None:
+        """The copies so far are a group to wait for."""
+        self.hazards.commit_group()

@@ -16,11 +16,14 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import mla_decode, mla_decode_paged
 from kvlab.attention.mla_decode import kernel
-from kvlab.cache import PagedKVCacheCollection
+from kvlab.cache import PagedKVCache, PagedKVCacheCollection
 from kvlab.common.arrays import to_torch
+from kvlab.hardware import TMAGather4Tile
+from kvlab.staging import Hazard, Traffic
+from kvlab.staging.nvidia.gather4_cta import Gather4CTA
 
 ON = {
-    "few heads": (Case((90, 70, 40), H=5, page=5, splits=2), 150, ("sm_80", "sm_90", "gfx950")),
+    "few heads": (Case((90, 70, 40), H=5, page=5, splits=2), 150, ("sm_80", "sm_90", "sm_100", "gfx950")),
     "64 rows": (Case((90, 70, 40), H=40, columns=FULL, page=64, sinks=True, storage="layers"), 100, ("sm_90",)),
     "float32": (Case((40, 33), H=3, dtype="fp32", softcap=4.0, temperature=True, splits=3), 70, ("sm_80",)),
     "rope-aware": (Case((90, 70), H=3, row="rope-aware", k_scale="token", dtype="fp16"), 40, ("sm_90",)),
@@ -45,6 +48,43 @@ def test_the_reference() -> None:
     exact, exact_lse = listed.dense.exact()
     np.testing.assert_array_equal(out, exact[:, 0].astype(np.float32))
     np.testing.assert_array_equal(lse, exact_lse[:, 0].astype(np.float32))
+
+
+def test_rows_come_by_the_descriptors_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rests on ``kvlab.cache``: its gather4 tile, and the row that it has for each slot; on arithmetic: bytes of the
+    slots that are named, and nine boxes of four rows.
+    """
+    found: list[tuple[Any, Any]] = []
+    copy = TMAGather4Tile.async_copy_gather4_tile
+    monkeypatch.setattr(
+        TMAGather4Tile, "async_copy_gather4_tile", lambda self, *at: (found.append((self, at[2])), copy(self, *at))
+    )
+    case = Case((90, 70, 40), H=20, columns=FULL, page=64, dtype="fp16", storage="layers")
+    listed, traffic = Listed(case, 64), Traffic()
+    x = listed.x
+    kv = np.ascontiguousarray(x.kv)
+    out, lse = mla_decode_paged(
+        listed.q, kv, indices=listed.indices, arch="sm_100", num_splits=1, return_lse=True, traffic=traffic, **x.options
+    )
+    assert_accurate(listed.dense, out[:, None], lse[:, None])
+    cache = PagedKVCache(kv[:, :, None], [0], [[0]], max_seq_length=1, max_cache_length=1)
+    tile = cache.create_gather4_tma_tile(tile_height=32, tile_width=576, swizzle_mode="128B")
+    rows = np.concatenate([each for _, each in found], 1)[:, :64]
+    named = listed.indices >= 0
+    assert {(t.descriptor.shape, t.descriptor.strides, t.descriptor.box, t.tile_height) for t, _ in found} == {
+        (tile.descriptor.shape, tile.descriptor.strides, tile.descriptor.box, tile.tile_height)
+    }
+    assert (rows[named] == cache.get_tma_row(listed.indices[named])).all()
+    assert (rows[~named] >= cache.storage.num_rows).all()
+    assert traffic.moved["DRAM->SMEM"] == (int(named.sum()) + 3 * 20) * 576 * 2  # K's rows and Q's
+    assert traffic.instructions["k gather4"] == int(named.reshape(3, 2, 32).any(2).sum()) * 9 * 32 // 4
+
+
+def test_a_missing_wait_for_a_gather_is_a_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gather4CTA, "_wait", lambda self, stage: None)
+    listed = Listed(Case((90,), H=5), 40)
+    with pytest.raises(Hazard, match="of what k copy by warp 0, stage 0, still brings; missing: a wait for k full"):
+        mla_decode_paged(listed.q, listed.x.kv, indices=listed.indices, arch="sm_100", **listed.x.options)
 
 
 @pytest.mark.interpreter
@@ -86,6 +126,7 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "floats": ({"indices": [[0.0]]}, "indices has dtype float64: must be a 32- or 64-bit integer"),
     "a window": ({"window": 3}, "window is 3 beside indices: must be None: slots have no positions"),
     "slopes": ({"alibi_slopes": 1}, "alibi_slopes is 1 beside indices: must be None"),
+    "no lists on sm_100": ({"arch": "sm_100", "indices": None}, "block_table is a NoneType"),
     "hopper": ({"backend": "hopper"}, "backend is 'hopper' with indices: must be"),
     "no list and no table": ({"indices": None}, "block_table is a NoneType: must be a NumPy array or torch tensor"),
 }
@@ -101,6 +142,15 @@ def test_bad_arguments(name: str) -> None:
     with pytest.raises(ValueError, match=message):
         mla_decode_paged(q, kv, out=out, **arguments)
     assert (out == 7).all()
+
+
+def test_rows_that_gather4_does_not_take() -> None:
+    q, kv = np.ones((1, 2, 576), np.float16), np.ones((3, 16, 584), np.float16)[..., :576]
+    options: dict[str, Any] = {"arch": "sm_100", "scale": 1.0, "indices": np.zeros((1, 5), np.int32)}
+    with pytest.raises(ValueError, match=r"480 \+ 96 columns of float16 on sm_100: must be 128, 256 or 512 \+ 64 or"):
+        mla_decode_paged(q, kv, v_dim=480, **options)
+    with pytest.raises(ValueError, match=r"kv_cache has strides .* on sm_100: must be rows of gather4, 576 elements"):
+        mla_decode_paged(q, kv, **options)
 
 
 def test_tokens_that_do_not_follow_one_another() -> None:

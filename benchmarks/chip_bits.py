@@ -93,7 +93,7 @@ class Call:
 
         home, arrays, named = self.launched()
         kernel = importlib.import_module(home + ("hopper" if self.backend == "hopper" else "kernel"))
-        tensors = [None if x is None else to_torch(x).cuda() for x in arrays]
+        tensors = [to_torch(x).cuda() if isinstance(x, np.ndarray) else x for x in arrays]
         out = to_torch(self.output(arrays)).cuda()
         _, lse = kernel.launch(*tensors, **named, out=out)
         return to_numpy(out.cpu()), to_numpy(lse.cpu())

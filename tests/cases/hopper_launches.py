@@ -18,6 +18,7 @@ from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.mha_prefill import hopper_config as prefill_config
 from kvlab.attention.mla_decode import hopper_config as mla_config
 from kvlab.attention.mla_decode.config import MLADecodeProblem
+from kvlab.attention.tiles.pages import Sequences
 from kvlab.common.arrays import to_numpy
 
 
@@ -42,7 +43,8 @@ def prefill_arguments(case: prefill_cases.Case | prefill_cases.Inputs) -> tuple[
     """Those of the operation in the name."""
     x = case.build() if isinstance(case, prefill_cases.Case) else case
     found = x.plan(backend="triton", device="cpu")
-    arrays = tuple(a if a is None else to_numpy(a) for a in found.arrays)
+    *arrays, sequences = found.arrays
+    arrays = *map(to_numpy, arrays), Sequences(*(a if a is None else to_numpy(a) for a in sequences))
     plan = found.plan
     config = prefill_config.choose_hopper(plan.problem, found.inputs)
     features = x.plan().features  # of NumPy arrays

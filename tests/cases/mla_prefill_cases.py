@@ -18,6 +18,7 @@ from kvlab.attention.features.scales import resolve_scale
 from kvlab.attention.masks import Mask, resolve_mask
 from kvlab.attention.mla_prefill.config import MLAPrefillProblem
 from kvlab.attention.mla_prefill.reference import reference
+from kvlab.attention.tiles.pages import Sequences
 from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype, float8_e4m3fn
 
@@ -206,7 +207,8 @@ class Inputs:
 
     def launch_form(self) -> tuple[Any, ...]:
         """The positional arguments of the launch functions and the reference."""
-        return self.q, self.k, self.v, self.rope, self.cu_q, self.cu_k, self.table, self.seq_lens, self.starts
+        sequences = Sequences(self.cu_q, self.cu_k, self.table, self.seq_lens, self.starts)
+        return self.q, self.k, self.v, self.rope, sequences
 
     def features(self) -> Any:
         """As the public function puts them together."""

@@ -26,7 +26,7 @@ def test_the_chip_gives_what_the_reference_and_the_emulator_give(op: str, case: 
     emulate = importlib.import_module(f"kvlab.attention.{op}.hopper_emulator").launch
 
     def launch(*arrays: Any, features: Any, **named: Any) -> tuple[Any, ...]:
-        tensors = [a if a is None else on(as_tensors(a), "cuda") for a in arrays]
+        tensors = [as_tensors(a, "cuda") if isinstance(a, tuple) else on(as_tensors(a), "cuda") for a in arrays]
         results = kernel.launch(*tensors, features=as_tensors(features, "cuda"), **named)
         return tuple(t.float().cpu().numpy() for t in results)
 

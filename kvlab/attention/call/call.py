@@ -229,7 +229,8 @@ class Call(Generic[R]):
         """The reference, rounded to the dtypes of the operation."""
         reference = function_at(self.plan.sibling)
         exact, lse = reference(*arrays, **{name: named[name] for name in ("scale", "features") if name in named})
-        return rounded(exact, lse / math.log(2) if named.get("base2") else lse, result_dtype(arrays[0]), out)
+        base2 = self.base2 and self.base2_by_siblings
+        return rounded(exact, lse / math.log(2) if base2 else lse, result_dtype(arrays[0]), out)
 
     def results(self, *found: Any) -> R:
         """The caller's results, of those that a sibling ``found``."""

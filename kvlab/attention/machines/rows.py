@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,15 @@ RowsAt = tuple[Any, Any, Array, Any]
 """Rows as the iterator sees a cache, and each program's sequence, its first row there, and its KV head: ``[P]``, or one
 sequence or head of all.
 """
+
+
+class KeyRows(NamedTuple):
+    """K and V, and K's rope part of MLA, as an iterator sees them; ``most`` keys in a sequence."""
+
+    k: Any
+    v: Any
+    most: int
+    rope: Any = None
 
 
 class SequenceRows:

@@ -18,6 +18,7 @@ from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
+from kvlab.attention.tiles.pages import Sequences
 from kvlab.common.arrays import add_axis, dtype_of
 from kvlab.common.checks import require
 
@@ -39,6 +40,7 @@ class Prefill(PrefillCall):
             self.batch, self.longest, int(q.shape[2]), int(k.shape[2]), int(q.shape[3]), int(v.shape[3]),
             dtype_of(q, "q").itemsize, dtype_of(k, "k").itemsize, features.heavy, features.mask.bias is not None,
             self.cu_seqlens_q is not None, p_fp8=fp8 and features.scales.v.kind != "token",
+            base2=self.base2,
         )
         declined = hopper_declined(problem, features.mask.left, batch_invariant=invariant)
         lacks = hopper_lacks(self.inputs, scale)
@@ -51,7 +53,7 @@ class Prefill(PrefillCall):
         if is_fp8(k):
             check_fp8_gpu(q, products=fp8)
         if emulated:
-            names = ("k", "v") if self.inputs.table is None else ("k_cache", "v_cache")
+            names = ("k", "v") if self.inputs.sequences.table is None else ("k_cache", "v_cache")
             check_emulated("mha_prefill", emulated, q, dict(zip(names, (k, v), strict=True)))
         target = target_of(q, emulated)
         config = choose_config(
@@ -60,9 +62,6 @@ class Prefill(PrefillCall):
         grid = config.grid(problem)
         check_grid(grid, problem.batch, problem.max_q)
         return Explanation("mha_prefill", chosen, reason, config, grid, emulated), problem, chosen
-
-    def named(self) -> dict[str, Any]:
-        return super().named() | {"base2": self.base2}
 
 
 class DensePrefill(Prefill):
@@ -102,8 +101,8 @@ class DensePrefill(Prefill):
             self.dropped = 0
             self.features = self.resolve(q, k, v, batch=self.batch, lengths=self.lengths).with_leading_axis()
             q, k, v, self.into = (add_axis(x, 0) for x in (q, k, v, self.out))
-        self.inputs = PrefillInputs(q, k, v, cu_q, cu_k, None, None, self.into, self.features)
-        self.arrays = self.inputs[:7]
+        self.inputs = PrefillInputs(q, k, v, Sequences(cu_q, cu_k), self.into, self.features)
+        self.arrays = self.inputs[:4]
 
     def lengths(self) -> tuple[Any, Any]:
         if self.cu_seqlens_q is None:
@@ -146,9 +145,9 @@ class PagedPrefill(Prefill):
         self.dropped = 0
         self.features = self.resolve(q, *caches, batch=self.batch, lengths=self.lengths)
         self.into = add_axis(self.out, 0)
-        tables = self.block_table, self.seq_lens
-        self.inputs = PrefillInputs(add_axis(q, 0), *caches, cu_q, None, *tables, self.into, self.features)
-        self.arrays = self.inputs[:7]
+        sequences = Sequences(cu_q, None, self.block_table, self.seq_lens)
+        self.inputs = PrefillInputs(add_axis(q, 0), *caches, sequences, self.into, self.features)
+        self.arrays = self.inputs[:4]
 
     def keys(self) -> Any:
         page_size = kv_view(self.k_cache, self.kv_layout).shape[1]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.tiles.memory import tile_bytes
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.attention.tiles.pages import Sequences
 from kvlab.attention.tiles.pieces import pieces
 from kvlab.mirror.twin import Twin
 
@@ -41,16 +42,13 @@ LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}
 
 class PrefillInputs(NamedTuple):
     """Launch arguments of the siblings: q and out ``[B, S, Hq, ..]`` or ``[1, total, Hq, ..]``; k and v alike, or in
-    pages. None: no offsets, no table, a new out.
+    pages. out None: a new one.
     """
 
     q: Any
     k: Any
     v: Any
-    cu_q: Any
-    cu_k: Any
-    table: Any
-    seq_lens: Any
+    sequences: Sequences
     out: Any
     features: Any
 
@@ -62,7 +60,7 @@ class PrefillProblem:
 
     kv_itemsize : bytes of an element of K and V. heavy : scores are changed, or rows see other keys than the first
     ones. biased : an array is added to the scores. ragged : rows are found through cu_seqlens (in paged calls, too).
-    p_fp8 : P V contracts e4m3.
+    p_fp8 : P V contracts e4m3. base2 : lse to base 2.
     """
 
     batch: int
@@ -77,6 +75,7 @@ class PrefillProblem:
     biased: bool = False
     ragged: bool = False
     p_fp8: bool = False
+    base2: bool = False
 
     @property
     def group(self) -> int:

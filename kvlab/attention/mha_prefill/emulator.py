@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import key_count, key_range, most_keys, visible_end
+from kvlab.attention.features.intervals import key_count, key_range, visible_end
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import P_SCALE, head_scale, key_scales, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.prefill import prefill_cta
-from kvlab.attention.machines.rows import SequenceRows, per_sequence
+from kvlab.attention.machines.rows import KeyRows, SequenceRows, per_sequence
 from kvlab.attention.tiles.masked import store
 from kvlab.attention.tiles.online_softmax import LN2, LOG2E, weigh
-from kvlab.attention.tiles.pages import row_count, row_of
+from kvlab.attention.tiles.pages import DENSE, Sequences, row_count, row_of
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, log2
 from kvlab.memory import bfloat16, float8_e4m3fn
@@ -29,14 +29,15 @@ Array = np.ndarray[Any, Any]
 
 
 def attend(
-    q_array: Array, k_rows: Any, v_rows: Any, cu_q_array: Array | None, cu_k_array: Array | None,
-    lens_array: Array | None, max_k: int, o_array: Array, lse_array: Array, scale_log2: Any, o_scale: float,
-    features: Features, base2: bool,
-    problem: PrefillProblem, config: PrefillConfig, arch: str, traffic: Traffic,
+    q_array: Array, keys: KeyRows, sequences: Sequences, o_array: Array, lse_array: Array, scale_log2: Any,
+    features: Features, problem: PrefillProblem, config: PrefillConfig, arch: str, traffic: Traffic,
 ) -> None:
     """BM query rows of one head, or of the heads of one KV head, against the keys that they see, for each program."""
     #: setup -> q, lo, full, hi, first, limit    this program's rows, the keys they see, the query tile
     BM, BN, mask, scales = config.BM, config.BN, features.mask, features.scales  #- launch
+    k_rows, v_rows, max_k, _ = keys  #- launch
+    cu_q_array, cu_k_array, _, lens_array, _ = sequences  #- launch
+    o_scale = scales.v.number / (P_SCALE if problem.p_fp8 else 1)  #- launch
     tile_and_batch, heads = program_ids(config.grid(problem))  # [P]
     tile = config.row_tiles - 1 - tile_and_batch // problem.batch
     batch = tile_and_batch % problem.batch
@@ -105,7 +106,7 @@ def attend(
     factor = divide(head_scale(o_scale, scales.v.heads, batch, kv_head)[:, None], l)
     o = o.normalise(factor, sees)
     lse = np.where(sees, m + log2(l), np.float32(-np.inf))
-    if not base2:
+    if not problem.base2:
         lse = lse * np.float32(LN2)
     #: store    the rows of this sequence
     store(o_array, (batch[:, None], q_row, head), o.rows(), mask=is_row)
@@ -114,21 +115,8 @@ def attend(
 
 
 def launch(
-    q: Array,
-    k: Array,
-    v: Array,
-    cu_q: Array | None = None,
-    cu_k: Array | None = None,
-    table: Array | None = None,
-    seq_lens: Array | None = None,
-    *,
-    scale: float,
-    problem: PrefillProblem,
-    config: PrefillConfig,
-    features: Features,
-    base2: bool = False,
-    out: Array | None = None,
-    arch: str = "sm_90",
+    q: Array, k: Array, v: Array, sequences: Sequences = DENSE, *, scale: float, problem: PrefillProblem,
+    config: PrefillConfig, features: Features, out: Array | None = None, arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
     """Run the twin; arrays as in ``reference``: out ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3) and lse
@@ -138,17 +126,15 @@ def launch(
     lse = np.empty(q.shape[:3], np.float32)
     if out.size == 0:
         return out, lse
-    max_k = k.shape[1]
-    if max_k == 0:  # no sequence has a key
+    cu_q, cu_k, table, seq_lens, _ = sequences
+    max_k = sequences.most_keys(k)
+    if k.shape[1] == 0:  # no sequence has a key
         k, v = (np.zeros((len(x), 1, *x.shape[2:]), x.dtype) for x in (k, v))
-    k_rows: Any
-    v_rows: Any
-    if table is not None and seq_lens is not None:
-        max_k = most_keys(table.shape[1], k.shape[1])
-        lengths = key_count(seq_lens, max_k).astype(np.uint32), table, problem.max_q, max_k
-        k_rows, v_rows = (PagedKVCache(x, *lengths) for x in (k, v))
+    if table is None:
+        keys = KeyRows(SequenceRows(per_sequence(k, cu_k)), SequenceRows(per_sequence(v, cu_k)), max_k)
     else:
-        k_rows, v_rows = (SequenceRows(per_sequence(x, cu_k)) for x in (k, v))
+        lengths = key_count(seq_lens, max_k).astype(np.uint32), table, problem.max_q, max_k
+        keys = KeyRows(PagedKVCache(k, *lengths), PagedKVCache(v, *lengths), max_k)
     traffic, scales = Traffic() if traffic is None else traffic, features.scales
     k_scale, v_scale = (
         x if x.tokens is None else replace(x, tokens=per_sequence(x.tokens, cu_k)) for x in (scales.k, scales.v)
@@ -157,8 +143,7 @@ def launch(
     o_array, lse_array = (per_sequence(x, cu_q) for x in (out, lse))
     with traffic.launch():
         attend(
-            per_sequence(q, cu_q), k_rows, v_rows, cu_q, cu_k, seq_lens, max_k, o_array, lse_array,
-            scale * scales.q.number * scales.k.number * LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),
-            features, base2, problem, config, arch, traffic,
+            per_sequence(q, cu_q), keys, sequences, o_array, lse_array,
+            scale * scales.q.number * scales.k.number * LOG2E, features, problem, config, arch, traffic,
         )
     return out, lse

@@ -14,11 +14,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
-from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.kernel import BOX8_LAYOUT, BOX_LAYOUT, TILE8_LAYOUT, barriers, box_descriptor, operand
 from kvlab.attention.machines.gpu import machine
 from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.pages import DENSE, Sequences
 from kvlab.attention.tiles.strides import RowStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -110,10 +110,9 @@ def attend(
 
 
 def launch(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor | None = None,
-    cu_k: torch.Tensor | None = None, table: torch.Tensor | None = None, seq_lens: torch.Tensor | None = None, *,
-    scale: float, problem: PrefillProblem, config: HopperPrefillConfig, features: Features, base2: bool = False,
-    out: torch.Tensor | None = None, again: Again = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: Sequences = DENSE, *, scale: float,
+    problem: PrefillProblem, config: HopperPrefillConfig, features: Features, out: torch.Tensor | None = None,
+    again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
     C, softcap, scales = config.constants, features.softcap, features.scales
@@ -124,17 +123,17 @@ def launch(
     pointers = (
         box_descriptor(q, (C.BM, 1), layout, "q", again), box_descriptor(k, (C.BOX, 1), layout, "k", again),
         box_descriptor(v, (C.BOX, 1), layout, "v", again), box_descriptor(out, (C.BM, 1), BOX_LAYOUT, "out", again),
-        out, lse, (cu_q, cu_k, table, seq_lens, taken), feature_arrays(features),
+        out, lse, (*sequences[:4], taken), feature_arrays(features),
     )
     if not relaunched(attend, pointers, again):
         _, processors = machine(q.device)
-        max_k = k.shape[1] if table is None else most_keys(table.shape[1], k.shape[1])
+        table = sequences.table
         scale *= scales.q.number * scales.k.number
         inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
         first_launch(attend, (min(processors, config.tiles),), pointers, again)(
-            (inner, outer, 1.0 if base2 else 1 / LOG2E, scales.v.number), feature_numbers(features),
+            (inner, outer, 1.0 if problem.base2 else 1 / LOG2E, scales.v.number), feature_numbers(features),
             config.tiles, config.row_tiles, config.together, problem.batch, problem.batch.bit_length(),
-            problem.q_heads, problem.group, q.shape[1], max_k, k.shape[0], 0 if table is None else table.stride(0),
-            *lse.stride()[:2], RowStrides(*out.stride()[:3]), C=C, num_warps=4,
+            problem.q_heads, problem.group, q.shape[1], sequences.most_keys(k), k.shape[0],
+            0 if table is None else table.stride(0), *lse.stride()[:2], RowStrides(*out.stride()[:3]), C=C, num_warps=4,
         )
     return out, lse

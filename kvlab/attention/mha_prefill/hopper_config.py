@@ -128,7 +128,7 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
         return f"scale {scale}" + (", the numbers of q_scale and k_scale with it," if eight else "")
     if 0 in q.shape or 0 in k.shape:
         return "no queries or no keys"
-    if inputs.table is not None:
+    if inputs.sequences.table is not None:
         page = k.shape[1]
         if not (page % 128 == 0 or page in (16, 32, 64)):
             return f"page size {page}"
@@ -154,7 +154,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     D, DV, item, features = problem.head_dim, problem.value_dim, problem.itemsize, inputs.features
     small, mask, scales = D == 64, features.mask, features.scales
     window = mask.left < UNLIMITED
-    page = inputs.k.shape[1] if inputs.table is not None else 0
+    page = inputs.k.shape[1] if inputs.sequences.table is not None else 0
     bounded = mask.right < UNLIMITED
     # Three consumers have 160 registers a thread, too few for what a window, a cap, ragged rows or Q keep; and their
     # 192 rows see more keys in vain behind the diagonal.
@@ -162,7 +162,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     BM, NC, NB, BN = 64, 3 if three else 2, 3 if small else 2, 64 if D == 256 else 128
     rows = BM * NC
     num_keys = inputs.k.shape[1]
-    ragged_k = inputs.cu_k is not None
+    ragged_k = inputs.sequences.cu_k is not None
     known = not (ragged_k or page or problem.ragged)  # the lengths are those of the arrays
     whole = known and num_keys % BN == 0
     # Tiles begin where blocks of keys do: the last keys of its rows lie in the first block of a tile, or of a consumer
@@ -194,7 +194,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     )
     together = 1
     if bounded or problem.ragged:
-        longest = num_keys if inputs.table is None else inputs.table.shape[1] * page
+        longest = inputs.sequences.most_keys(inputs.k)
         longest = num_keys // problem.batch if ragged_k else longest
         fit = max(1, L2_SHARE // (max(longest, 1) * (D + DV) * item)) * problem.group
         groups = [g for g in range(1, heads + 1) if heads % g == 0]

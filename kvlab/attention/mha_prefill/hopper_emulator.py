@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import key_count, key_range, most_keys
+from kvlab.attention.features.intervals import key_count, key_range
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import head_scale
 from kvlab.attention.features.temperature import heat
@@ -18,6 +18,7 @@ from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.machines.rows import per_sequence
 from kvlab.attention.tiles.masked import store
 from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.pages import DENSE, Sequences
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
@@ -413,9 +414,8 @@ def row_results(
 
 
 def launch(
-    q: Array, k: Array, v: Array, cu_q: Array | None = None, cu_k: Array | None = None, table: Array | None = None,
-    seq_lens: Array | None = None, *, scale: float, problem: PrefillProblem, config: HopperPrefillConfig,
-    features: Features, base2: bool = False, out: Array | None = None, arch: str = "sm_90",
+    q: Array, k: Array, v: Array, sequences: Sequences = DENSE, *, scale: float, problem: PrefillProblem,
+    config: HopperPrefillConfig, features: Features, out: Array | None = None, arch: str = "sm_90",
     traffic: Traffic | None = None, processors: int = 132,
 ) -> tuple[Array, Array]:
     """Run the twin on ``processors`` SMs; arrays as in ``reference``, results as of ``emulator.launch``. The arguments
@@ -430,11 +430,11 @@ def launch(
     scale *= scales.q.number * scales.k.number
     inner, outer = (scale / features.softcap, features.softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
     programs = min(processors, config.tiles)
-    numbers = np.float32(inner), np.float32(outer), np.float32(1 if base2 else 1 / LOG2E), np.float32(scales.v.number)
-    max_k = k.shape[1] if table is None else most_keys(table.shape[1], k.shape[1])
-    o_array, lse_array = (per_sequence(a, cu_q) for a in (out, lse))
+    unit = 1 if problem.base2 else 1 / LOG2E
+    numbers = np.float32(inner), np.float32(outer), np.float32(unit), np.float32(scales.v.number)
+    o_array, lse_array = (per_sequence(a, sequences.cu_q) for a in (out, lse))
     x = HopperPrefillLaunch(
-        problem, config, features, programs, o_array, lse_array, *numbers, max_k, cu_q, cu_k, table, seq_lens
+        problem, config, features, programs, o_array, lse_array, *numbers, sequences.most_keys(k), *sequences[:4]
     )
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():

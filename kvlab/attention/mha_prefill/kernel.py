@@ -10,7 +10,6 @@ import triton.language as tl
 
 from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
-from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.kernel import (
     adjust,
     head_scale,
@@ -30,6 +29,7 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import P_SCALE
 from kvlab.attention.tiles.kernel import load_tile, normalise, rescale, store_rows, zeros
 from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.pages import DENSE, Sequences
 from kvlab.attention.tiles.strides import PageStrides, RowStrides, in_units, leading_strides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -190,10 +190,9 @@ def attend(
 
 
 def launch(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor | None = None,
-    cu_k: torch.Tensor | None = None, table: torch.Tensor | None = None, seq_lens: torch.Tensor | None = None, *,
-    scale: float, problem: PrefillProblem, config: PrefillConfig, features: Features, base2: bool = False,
-    out: torch.Tensor | None = None, again: Again = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: Sequences = DENSE, *, scale: float,
+    problem: PrefillProblem, config: PrefillConfig, features: Features, out: torch.Tensor | None = None,
+    again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``: out ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3) and lse
     ``[.., Hq]`` float32. The arguments are valid.
@@ -202,19 +201,20 @@ def launch(
     out, lse = results(q, out, (batch, tokens, heads, v.shape[3]))
     if out.numel() == 0:
         return out, lse
+    cu_q, cu_k, table, seq_lens, _ = sequences
     pointers = q, k, v, cu_q, cu_k, table, seq_lens, feature_arrays(features), out, lse
     if relaunched(attend, pointers, again):
         return out, lse
     ragged_q, ragged_k, scales = cu_q is not None, cu_k is not None, features.scales
     both = (q, ragged_q), (k, ragged_k), (v, ragged_k), (out, ragged_q)
     unit, (of_q, of_k, of_v, of_out) = in_units(*(leading_strides(x, ragged=ragged) for x, ragged in both))
-    table_batch, max_k, PAGE = 0, k.shape[1], 0
+    max_k, table_batch, PAGE = sequences.most_keys(k), 0, 0
     if table is not None:
-        table_batch, max_k, PAGE = table.stride(0), most_keys(table.shape[1], k.shape[1]), k.shape[1]
+        table_batch, PAGE = table.stride(0), k.shape[1]
     sizes = PrefillSizes(problem.batch, config.row_tiles, config.pack, problem.group, q.shape[1], max_k, table_batch)
     constants = PrefillConstants(
-        PAGE, features.mask.bounded, problem.p_fp8, base2, q.shape[3], config.D0, config.D1, v.shape[3], config.V0,
-        config.V1, config.BM, config.BN, unit,
+        PAGE, features.mask.bounded, problem.p_fp8, problem.base2, q.shape[3], config.D0, config.D1, v.shape[3],
+        config.V0, config.V1, config.BM, config.BN, unit,
     )
     first_launch(attend, config.grid(problem), pointers, again)(
         scale * scales.q.number * scales.k.number * LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),

@@ -9,23 +9,24 @@ import numpy as np
 from kvlab.attention.features.exact import attention
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.tiles.pages import Sequences
 
 Array = np.ndarray[Any, Any]
 
 
 def reference(
-    q: Array, k: Array, v: Array, cu_q: Array | None, cu_k: Array | None, table: Array | None, seq_lens: Array | None,
-    *, scale: float, features: Features,
+    q: Array, k: Array, v: Array, sequences: Sequences, *, scale: float, features: Features
 ) -> tuple[Array, Array]:
     """All sequences. q ``[B, S, Hq, D]``, or ``[1, total, Hq, D]`` with cu_q; k, v ``[B, n, Hkv, D or Dv]``, ``[1,
     total, ..]`` with cu_k, or pages with table and seq_lens. out ``[.., Hq, Dv]`` of q's rows, lse ``[..,
     Hq]``, float64.
     """
+    cu_q, cu_k, table, seq_lens, _ = sequences
     out = np.zeros((*q.shape[:3], v.shape[3]))
     lse = np.full(q.shape[:3], -np.inf)
     for b in range(len(q) if cu_q is None else len(cu_q) - 1):
         row, rows = (b, slice(None)) if cu_q is None else (0, slice(cu_q[b], cu_q[b + 1]))
-        if table is not None and seq_lens is not None:
+        if table is not None:
             key = np.arange(keys_in_table(seq_lens, table, k.shape[1])[b])
             at: Any = table[b, key // k.shape[1]], key % k.shape[1]
         else:

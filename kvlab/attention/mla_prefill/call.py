@@ -26,6 +26,7 @@ from kvlab.attention.features.resolve import Features, kv_view
 from kvlab.attention.features.scales import is_fp8, resolve_scale
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
+from kvlab.attention.tiles.pages import Sequences
 from kvlab.common.arrays import dtype_of
 from kvlab.common.checks import require
 from kvlab.memory import bfloat16, float8_e4m3fn
@@ -68,7 +69,8 @@ class MLAPrefill(PrefillCall):
     def arrange_with(self, k_rope: Any, table: Any = None, seq_lens: Any = None, starts: Any = None) -> None:
         """Set ``arrays`` and ``features``, with K's rope part as siblings take it."""
         q, k, v, cu_q, cu_k = self.q, self.k, self.v, self.cu_seqlens_q, self.cu_seqlens_k
-        self.arrays, self.into, self.k_rope = (q, k, v, k_rope, cu_q, cu_k, table, seq_lens, starts), self.out, k_rope
+        sequences = Sequences(cu_q, cu_k, table, seq_lens, starts)
+        self.arrays, self.into, self.k_rope = (q, k, v, k_rope, sequences), self.out, k_rope
         self.count_sequences()
         self.features = self.resolve(q, k, v, batch=self.batch, lengths=self.lengths)
 
@@ -88,11 +90,11 @@ class MLAPrefill(PrefillCall):
         problem = MLAPrefillProblem(
             self.batch, self.longest, int(q.shape[1]), int(k.shape[2]), int(q.shape[2] - k.shape[2]), int(v.shape[2]),
             max(dtype_of(q, "q").itemsize, 2), features.heavy, is_fp8(k), features.mask.bias is not None,
-            self.arrays[6] is not None,
+            self.arrays[4].table is not None,
         )
         emulated = self.arch if chosen == "emulator" else None
         if emulated:
-            rope = "k_rope" if self.arrays[6] is None else "the rope part of kv_cache"
+            rope = "k_rope" if self.arrays[4].table is None else "the rope part of kv_cache"
             arrays = {"k": k, "v": v, rope: self.k_rope}
             check_emulated("mla_prefill", emulated, q, arrays, {} if problem.converted else {rope: (problem.rope,)})
         if is_fp8(self.k_rope) or is_fp8(k):

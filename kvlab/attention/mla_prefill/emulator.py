@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import key_count, key_range, most_keys, visible_end
+from kvlab.attention.features.intervals import key_count, key_range, visible_end
 from kvlab.attention.features.scales import Scale, head_scale, nope_scales, rope_scales, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.mla_prefill import MLAPrefillCTA
-from kvlab.attention.machines.rows import SequenceRows, per_sequence
+from kvlab.attention.machines.rows import KeyRows, SequenceRows, per_sequence
 from kvlab.attention.tiles.masked import store
 from kvlab.attention.tiles.online_softmax import LOG2E, log_sum, weigh
-from kvlab.attention.tiles.pages import row_count, row_of
+from kvlab.attention.tiles.pages import Sequences, row_count, row_of
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide
 from kvlab.memory import bfloat16
@@ -32,8 +32,7 @@ ROPE_HEAD = np.zeros(1, np.int64)  # the only one
 
 
 def attend(
-    q_array: Array, k_rows: Any, v_rows: Any, rope_rows: Any, cu_q_array: Array, cu_k_array: Array,
-    lens_array: Array | None, starts_array: Array | None, max_k: int, o_array: Array, lse_array: Array, scale_log2: Any,
+    q_array: Array, keys: KeyRows, sequences: Sequences, o_array: Array, lse_array: Array, scale_log2: Any,
     features: Features, problem: MLAPrefillProblem, config: MLAPrefillConfig, arch: str, traffic: Traffic,
 ) -> None:
     """BM query rows of one head against the keys that they see, for each program. K and V hold a sequence's keys from
@@ -41,6 +40,8 @@ def attend(
     """
     #: setup -> q, q_rope, lo, full, hi, first, limit    this program's rows, the keys they see, the query tiles
     BM, BN, mask, scales = config.BM, config.BN, features.mask, features.scales  #- launch
+    k_rows, v_rows, max_k, rope_rows = keys  #- launch
+    cu_q_array, cu_k_array, _, lens_array, starts_array = sequences  #- launch
     tile_and_batch, kv_head = program_ids(config.grid(problem))  # [P]
     tile = config.row_tiles - 1 - tile_and_batch // problem.batch
     batch = tile_and_batch % problem.batch
@@ -129,22 +130,8 @@ def attend(
 
 
 def launch(
-    q: Array,
-    k: Array,
-    v: Array,
-    k_rope: Array,
-    cu_q: Array,
-    cu_k: Array,
-    table: Array | None = None,
-    seq_lens: Array | None = None,
-    starts: Array | None = None,
-    *,
-    scale: float,
-    features: Features,
-    problem: MLAPrefillProblem,
-    config: MLAPrefillConfig,
-    out: Array | None = None,
-    arch: str = "sm_90",
+    q: Array, k: Array, v: Array, k_rope: Array, sequences: Sequences, *, scale: float, problem: MLAPrefillProblem,
+    config: MLAPrefillConfig, features: Features, out: Array | None = None, arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
     """Run the twin; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype (bfloat16 for e4m3), lse
@@ -159,6 +146,7 @@ def launch(
         k, v = (np.zeros((1, *x.shape[1:]), x.dtype) for x in (k, v))
     q = q if q.dtype.itemsize > 1 else q.astype(bfloat16)
     features, k_rows, v_rows = features.of_parts(), *(SequenceRows(x[None]) for x in (k, v))
+    _, cu_k, table, seq_lens, _ = sequences
     rope_rows: Any
     max_k = 0
 
@@ -171,13 +159,13 @@ def launch(
         k_rope = k_rope if len(k_rope) else np.zeros((1, problem.rope), k_rope.dtype)
         rope_rows = SequenceRows(k_rope[None, :, None], cu_k)
     else:
-        max_k = most_keys(table.shape[1], k_rope.shape[1])
-        lengths = key_count(np.asarray(seq_lens), max_k).astype(np.uint32)
+        max_k = sequences.most_keys(k_rope)
+        lengths = key_count(seq_lens, max_k).astype(np.uint32)
         rope_rows = PagedKVCache(k_rope[:, :, None], lengths, table, problem.max_q, max_k)
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
         attend(
-            q, k_rows, v_rows, rope_rows, cu_q, cu_k, seq_lens, starts, max_k, out, lse,
-            scale * LOG2E * scales.q.number, replace(features, scales=scales), problem, config, arch, traffic,
+            q, KeyRows(k_rows, v_rows, max_k, rope_rows), sequences, out, lse, scale * LOG2E * scales.q.number,
+            replace(features, scales=scales), problem, config, arch, traffic,
         )
     return out, lse

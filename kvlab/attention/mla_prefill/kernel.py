@@ -10,7 +10,6 @@ import triton.language as tl
 
 from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
-from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.kernel import (
     adjust,
     head_scale,
@@ -32,6 +31,7 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_prefill.kernel import PrefillSizes
 from kvlab.attention.tiles.kernel import load_columns, store_columns
 from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.pages import Sequences
 from kvlab.attention.tiles.strides import PageStrides, RowStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -199,10 +199,9 @@ def attend(
 
 
 def launch(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_rope: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor,
-    table: torch.Tensor | None = None, seq_lens: torch.Tensor | None = None, starts: torch.Tensor | None = None, *,
-    scale: float, features: Features, problem: MLAPrefillProblem, config: MLAPrefillConfig,
-    out: torch.Tensor | None = None, again: Again = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_rope: torch.Tensor, sequences: Sequences, *, scale: float,
+    problem: MLAPrefillProblem, config: MLAPrefillConfig, features: Features, out: torch.Tensor | None = None,
+    again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype (bfloat16 for e4m3), lse
     ``[total, H]`` float32. The arguments are valid.
@@ -211,12 +210,12 @@ def launch(
     if q.numel() == 0 or problem.batch == 0:
         return out, lse
     f = features.of_parts()
-    pointers = q, k, v, k_rope, cu_q, cu_k, table, seq_lens, starts, feature_arrays(f), out, lse
+    pointers = q, k, v, k_rope, *sequences, feature_arrays(f), out, lse
     if not relaunched(attend, pointers, again):
         scales, PAGE, max_k, table_batch, pages = f.scales, 0, 0, 0, (0, k_rope.stride(0))
-        if table is not None:
-            PAGE, table_batch, pages = k_rope.shape[1], table.stride(0), k_rope.stride()[:2]
-            max_k = most_keys(table.shape[1], PAGE)
+        if sequences.table is not None:
+            PAGE, table_batch, pages = k_rope.shape[1], sequences.table.stride(0), k_rope.stride()[:2]
+            max_k = sequences.most_keys(k_rope)
         constants = MLAPrefillConstants(
             PAGE, f.mask.bounded, config.one_loop, problem.nope, problem.rope, problem.value, config.BD, config.BR,
             config.BV, config.BM, config.BN,

@@ -11,6 +11,7 @@ from kvlab.attention.features.exact import attention
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.masks import MaskPlan
 from kvlab.attention.features.scales import Scales
+from kvlab.attention.tiles.pages import Sequences
 
 if TYPE_CHECKING:
     from kvlab.attention.features.resolve import Features
@@ -19,8 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def reference(
-    q: Array, k: Array, v: Array, k_rope: Array, cu_q: Array, cu_k: Array, table: Array | None = None,
-    seq_lens: Array | None = None, starts: Array | None = None, *, scale: float, features: Features,
+    q: Array, k: Array, v: Array, k_rope: Array, sequences: Sequences, *, scale: float, features: Features
 ) -> tuple[Array, Array]:
     """``softmax(scale (Q_nope K^T + Q_rope K_rope^T)) V`` of all sequences, float64.
 
@@ -28,14 +28,14 @@ def reference(
     rope]`` with table and seq_lens, or ``[total_k, rope]``. K and V of sequence b are those of its keys from
     ``starts[b]`` on (None: the last ones). out ``[total, H, value]``, lse ``[total, H]``.
     """
-    scales = features.scales
+    (cu_q, cu_k, table, seq_lens, starts), scales = sequences, features.scales
     nope, heads, plain = k.shape[2], q.shape[1], replace(features, scales=Scales())
     out, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full((len(q), heads), -np.inf)
     for b in range(len(cu_q) - 1):
         rows, held = slice(cu_q[b], cu_q[b + 1]), slice(int(cu_k[b]), int(cu_k[b + 1]))
         num, new = int(cu_k[b + 1] - cu_k[b]), int(cu_q[b + 1] - cu_q[b])
         total = num
-        if table is not None and seq_lens is not None:
+        if table is not None:
             total = int(keys_in_table(seq_lens, table, k_rope.shape[1])[b])
         base = total - num if starts is None else int(starts[b])
         held = slice(held.start + max(-base, 0), held.stop - max(base + num - total, 0))  # those of the sequence

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from kvlab.attention.features.intervals import most_keys
 from kvlab.cache import PagedKVCache
 
 from .masked import load
@@ -17,6 +18,25 @@ Array = np.ndarray[Any, Any]
 
 NO_KEY = (1 << 31) - 1
 """A key that no row sees."""
+
+
+class Sequences(NamedTuple):
+    """Places of each sequence's rows: ragged ones between ``cu_q`` and ``cu_k`` ``[B + 1]``, keys in pages by the
+    ``table`` ``[B, columns]`` and ``seq_lens`` ``[B]``. starts: ``[B]``, the first key that K and V of MLA hold.
+    """
+
+    cu_q: Any = None
+    cu_k: Any = None
+    table: Any = None
+    seq_lens: Any = None
+    starts: Any = None
+
+    def most_keys(self, k: Any) -> int:
+        """Most keys of a sequence of ``k`` ``[B, n, ..]``, ``[1, total, ..]`` or ``[pages, page_size, ..]``."""
+        return int(k.shape[1]) if self.table is None else most_keys(self.table.shape[1], k.shape[1])
+
+
+DENSE = Sequences()
 
 
 def paged(

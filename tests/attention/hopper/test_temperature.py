@@ -63,6 +63,7 @@ def test_compiled(op: str, case: Any) -> None:
             patch.setattr(hopper, "merge", lambda *_, **__: None)
         if op == "mha_decode":
             patch.setattr(hopper, "arrivals", lambda count, device: as_tensors(np.zeros(count, np.int32)))
-        hopper.launch(*(as_tensors(np.ascontiguousarray(a)) if a is not None else a for a in x.arrays), **named)
+        plain = (np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for a in x.arrays)
+        hopper.launch(*map(as_tensors, plain), **named)
     made = as_launched(caught.fn, caught.arguments, "sm_90")
     assert made.spills <= (32 if op == "mha_prefill" else 0)

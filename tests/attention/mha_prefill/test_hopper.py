@@ -150,7 +150,7 @@ TILES = [
 def test_tiles_hold_each_row_once_and_blocks_without_a_mask_are_seen_by_all(case: Case) -> None:
     """Laws."""
     arrays, numbers = prefill_arguments(case)
-    q, k, _, cu_q, cu_k, table, lens = arrays
+    q, k, _, (cu_q, cu_k, table, lens, _) = arrays
     config, C, mask = numbers["config"], numbers["config"].constants, numbers["features"].mask
     x: Any = SimpleNamespace(**numbers, cu_q=cu_q, cu_k=cu_k, table=table, lens=lens, max_k=k.shape[1])
     assert not C.MASKED
@@ -364,7 +364,7 @@ def compiled(case: Case) -> Compiled:
         caught = Caught(hopper.attend)
         patch.setattr(hopper, "attend", caught)
         patch.setattr(hopper, "machine", lambda device: ("sm_90", 132))
-        tensors = [a if a is None else to_torch(np.ascontiguousarray(a)) for a in arrays]
+        tensors = *(to_torch(np.ascontiguousarray(a)) for a in arrays[:3]), as_tensors(arrays[3])
         hopper.launch(*tensors, **numbers | {"features": as_tensors(numbers["features"])})
     return as_launched(caught.fn, caught.arguments, "sm_90")
 

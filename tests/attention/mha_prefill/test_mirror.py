@@ -56,9 +56,8 @@ def test_lockstep(case: Case, arch: str) -> None:
     """Every output of every step agrees between the interpreted kernel and the emulator."""
     call = case.build().plan(backend="emulator", arch=arch)
     plan = call.plan
-    names = ("q", "k", "v", "cu_q", "cu_k", "table", "seq_lens")
-    arguments: dict[str, Any] = {n: a for n, a in zip(names, call.arrays, strict=True) if a is not None}
+    arguments: dict[str, Any] = dict(zip(("q", "k", "v", "sequences"), call.arrays, strict=True))
     arguments |= {"scale": plan.scale, "problem": plan.problem, "config": plan.explanation.config}
-    arguments |= {"features": call.features, "base2": case.base2}
+    arguments["features"] = call.features
     result = lockstep("mha_prefill", arguments, emulator={"arch": arch})
     assert result.ok, str(result.first_difference)

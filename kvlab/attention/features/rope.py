@@ -149,9 +149,7 @@ def join(even: Array, odd: Array) -> Array:
     return np.stack([even, odd], -1).reshape(*even.shape[:-1], -1)
 
 
-def rotate_kernel(
-    x, x_ptr, row, dim, inside, position, new, cos_ptr, sin_ptr, angles, cos_strides, sin_strides, config
-):
+def rotate_kernel(x, x_ptr, row, dim, inside, position, new, cos_ptr, sin_ptr, angles, strides, config):
     """``x`` ``[BR, BG]`` as of ``rotate``."""
     R: tl.constexpr = config.rope_dim  #- launch
     FIRST: tl.constexpr = config.rope_first  #- launch
@@ -166,9 +164,9 @@ def rotate_kernel(
         j = dim[:, None] - FIRST + tl.arange(0, BG)[None, :]
         pair = j % (R // 2)
         roped = known & (j >= 0) & (j < R)
-    cos_at = position[:, None] * cos_strides.row + pair * cos_strides.column  #- address
+    cos_at = position[:, None] * strides.cos_row + pair * strides.cos_column  #- address
     cos = tl.load(cos_ptr + cos_at, mask=roped, other=1.0).to(tl.float32)
-    sin_at = position[:, None] * sin_strides.row + pair * sin_strides.column  #- address
+    sin_at = position[:, None] * strides.sin_row + pair * strides.sin_column  #- address
     sin = tl.load(sin_ptr + sin_at, mask=roped, other=0.0).to(tl.float32)
     if config.interleaved:
         turned_one = tl.where(roped, one * cos - two * sin, one)

@@ -148,7 +148,7 @@ def quantise(x, scale, scale_ptr, inverse, side: tl.constexpr):
 def append(
     k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, cos_ptr, sin_ptr,
     where_ptr, lens_ptr, table_ptr, positions_ptr, k_inverse, v_inverse, problem, steps,
-    k_strides, v_strides, k_cache_strides, v_cache_strides, k_scale_strides, v_scale_strides, cos_strides, sin_strides,
+    k_strides, v_strides, k_cache_strides, v_cache_strides, k_scale_strides, v_scale_strides, angle_strides,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
 ):
     """K and V of the rows of one program, to where their tokens belong. A row: one block of one head of one token."""
@@ -180,8 +180,8 @@ def append(
     #: rope_v -> v    where V is the roped side: in float32
     if C.rope == "v":
         v = rotate(
-            v, v_ptr, v_from, v_dim, v_inside, v_position, v_new, cos_ptr, sin_ptr, problem.angles, cos_strides,
-            sin_strides, C,
+            v, v_ptr, v_from, v_dim, v_inside, v_position, v_new, cos_ptr, sin_ptr, problem.angles,
+            angle_strides, C,
         )
     #: quantise_v -> v, v_scale    divided by the scale, rounded once to the cache's format
     v, v_scale = quantise(v, v_scale, v_scale_ptr, v_inverse, V)
@@ -195,8 +195,8 @@ def append(
     #: rope_k -> k    where K is the roped side
     if C.rope == "k":
         k = rotate(
-            k, k_ptr, k_from, k_dim, k_inside, k_position, k_new, cos_ptr, sin_ptr, problem.angles, cos_strides,
-            sin_strides, C,
+            k, k_ptr, k_from, k_dim, k_inside, k_position, k_new, cos_ptr, sin_ptr, problem.angles,
+            angle_strides, C,
         )
     #: quantise_k -> k, k_scale    as V
     k, k_scale = quantise(k, k_scale, k_scale_ptr, k_inverse, K)
@@ -228,7 +228,7 @@ def launch(
         *(RowStrides(*_in_vectors(x, side.vec_in)) for x, side in zip((k, v), sides, strict=True)),
         *(PageStrides(*_in_vectors(x, side.vec_out)) for x, side in zip((k_cache, v_cache), sides, strict=True)),
         *(_scale_strides(scale, side) for scale, side in zip(scales, sides, strict=True)),
-        *(AngleStrides(0, 0) if x is None else AngleStrides(*x.stride()) for x in cos_sin),
+        AngleStrides(*(step for x in cos_sin if x is not None for step in x.stride())),
         K=config.k, V=config.v, C=StoreConstants(*(getattr(config, name) for name in StoreConstants._fields)),
         num_warps=config.num_warps, enable_fp_fusion=False,
     )

@@ -108,7 +108,8 @@ MACHINES = (
     Machine(("mha_decode_streaming",), ("gfx950",), ("16 bits", "e4m3", "float32"), MfmaCTA),
     Machine(("mla_decode",), ("gfx950",), ("16 bits",), KVBufferDecodeCTA, columns=_LATENTS),
     Machine(_PREFILLS, ("gfx950",), ("16 bits",), KVBufferCTA),
-    Machine(_PREFILLS, ("gfx950",), ("e4m3",), KVBufferCTA, columns=_STRIPS),
+    Machine(("mha_prefill",), ("gfx950",), ("e4m3",), KVBufferCTA),
+    Machine(("mla_prefill",), ("gfx950",), ("e4m3",), KVBufferCTA, columns=_STRIPS),
     Machine(_PREFILLS, ("gfx950",), ("float32",), MfmaCTA),
 )
 """Of two rows that take a tile, the first is its."""

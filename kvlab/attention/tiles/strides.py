@@ -33,10 +33,12 @@ class ScaleStrides(NamedTuple):
 
 
 class AngleStrides(NamedTuple):
-    """Of cosines or sines ``[positions, R / 2]``."""
+    """Of cosines and of sines ``[positions, R / 2]``."""
 
-    row: int
-    column: int
+    cos_row: int = 0
+    cos_column: int = 0
+    sin_row: int = 0
+    sin_column: int = 0
 
 
 class PartStrides(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from kvlab.viz.pen.legend import keys
 from kvlab.viz.pen.palette import BANKS, INK, PAPER, order_colours
 from kvlab.viz.pen.picture import Picture
 from kvlab.viz.pen.svg import Canvas
-
-if TYPE_CHECKING:
-    from kvlab.attention import Schedule
 
 GUTTER, HEIGHT, APART = 56.0, 216.0, 28.0
 ROWS, BARS = 140, 2500
@@ -26,6 +23,26 @@ IDLE = 0.13
 Array = np.ndarray[Any, Any]
 Bars = tuple[Array, Array, Array]
 """(row, sequence, key blocks) of bars, each row's in the order of time."""
+
+
+class Schedule(Protocol):
+    """Work of persistent programs, as :class:`kvlab.attention.Schedule` tells it."""
+
+    problem: Any
+    config: Any
+    num_keys: Array
+
+    @property
+    def units(self) -> Any:
+        """Units: ``program``, ``kv_head``, ``sequence``, ``tile``, and their key blocks, ``first`` to ``last``."""
+
+    @property
+    def teams(self) -> int:
+        """Teams of programs that walk side by side."""
+
+    @property
+    def programs(self) -> int:
+        """Programs of all KV heads."""
 
 
 def draw_schedule(schedule: Schedule, *, title: str | None = None, caption: str | None = None) -> Picture:

@@ -1,0 +1,87 @@
+"""transformers' models with kvlab's attention on a CUDA device. Rests on transformers' own SDPA attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvlab.integrations.transformers import KVLabCache, register
+
+pytestmark = pytest.mark.gpu
+
+NAMES = ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M")
+PROMPTS = (
+    "What is a page table? One short sentence.", "Name three rivers of Europe.", "Write a line of a poem about snow.",
+    "What is 12 times 7?", "Why is the sky blue?", "List the days of the week.", "Translate 'good morning' to French.",
+    "A librarian keeps a small desk beside the door. What lies on it?",
+)
+
+
+def smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    for name in NAMES:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, local_files_only=True)
+        except OSError:
+            continue
+        return model.cuda().eval(), tokenizer
+    pytest.skip(f"none of {', '.join(NAMES)} is in the Hugging Face cache")
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_smollm2_writes_the_tokens_of_sdpa(batched: bool) -> None:
+    """64 greedy tokens of 8 prompts, in float32, one by one and as a batch with padding."""
+    model, tokenizer = smollm2(torch.float32)
+    register()
+    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
+    for prompts in [PROMPTS] if batched else [[prompt] for prompt in PROMPTS]:
+        inputs, written = tokenizer(prompts, return_tensors="pt", padding=True).to("cuda"), []
+        for name in ("sdpa", "kvlab"):
+            model.set_attn_implementation(name)
+            cache = KVLabCache(model.config, num_pages=128) if name == "kvlab" else None
+            written.append(model.generate(**inputs, max_new_tokens=64, do_sample=False, cache=cache))
+        assert torch.equal(*written)
+
+
+@torch.inference_mode()
+def test_a_captured_step_is_replayed_over_growing_sequences() -> None:
+    """Rests on SDPA over whole sequences: one captured forward, replayed while lengths and pages change."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, attn_implementation="kvlab")
+    torch.manual_seed(0)
+    register()
+    model = LlamaForCausalLM(config).cuda().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2 if parameter.dim() > 1 else 1.0)
+    tokens = torch.randint(64, (2, 24), device="cuda")
+    whole, lengths = KVLabCache(config, num_pages=16, page_size=4, max_length=32), (6, 3)
+    held = [whole.pages.pool.allocate(0)[0] for _ in lengths]
+    for row, n in enumerate(lengths):
+        model(tokens[row : row + 1, :n], cache=whole.of([held[row]]))
+    cache, at = whole.of([held[0], None, held[1]]), torch.tensor([[6], [0], [3]], device="cuda")
+    ids, graph = torch.zeros_like(at), torch.cuda.CUDAGraph()
+
+    def fill() -> None:
+        ids[0], ids[2] = tokens[0, at[0, 0]], tokens[1, at[2, 0]]
+        cache.begin(1)
+
+    fill()
+    model(ids, position_ids=at, cache=cache)  # compiles
+    for step in range(8):
+        at[0] += 1
+        at[2] += 1
+        fill()
+        if step == 0:
+            with torch.cuda.graph(graph):
+                logits = model(ids, position_ids=at, cache=cache).logits
+        graph.replay()
+    model.set_attn_implementation("sdpa")
+    for row, slot, n in ((0, 0, 6), (1, 2, 3)):
+        exact = model(tokens[row : row + 1, : n + 9], use_cache=False).logits[0, -1]
+        torch.testing.assert_close(logits[slot, 0], exact, atol=1e-3, rtol=1e-3)

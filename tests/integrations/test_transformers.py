@@ -1,0 +1,258 @@
+"""Models of transformers with kvlab's attention and cache, tiny ones with random weights, in the emulator.
+
+Rests on transformers' own eager attention, in float32, but where a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from kvlab.cache import OutOfPages
+from kvlab.integrations.transformers import KVLabCache, register
+
+BASE = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": None,
+}
+LATENT = {
+    "head_dim": None, "q_lora_rank": None, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24,
+    "v_head_dim": 40, "num_key_value_heads": 4, "n_routed_experts": 2, "n_group": 1, "topk_group": 1,
+    "num_experts_per_tok": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_shared_experts": 1,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "qwen3": ("Qwen3", {}),
+    "gemma2": ("Gemma2", {"sliding_window": 5, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}),
+    "gemma3": ("Gemma3", {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}),
+    "gpt_oss": ("GptOss", {"sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "deepseek": ("DeepseekV3", LATENT),
+}
+IDS = torch.randint(1, 64, (3, 9), generator=torch.Generator().manual_seed(1))
+MASK = torch.ones_like(IDS)
+MASK[0, :4], MASK[1, :1] = 0, 0
+POSITIONS = (MASK.cumsum(1) - 1).clamp(0)
+
+
+def made(name: str, **more: Any) -> Any:
+    family, own = MODELS[name]
+    config = getattr(hf, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    shape = {key: value for key, value in {**BASE, **own, **more}.items() if key != "head_dim" or value is not None}
+    torch.manual_seed(0)
+    model = getattr(hf, f"{family}ForCausalLM")(config(**shape, attn_implementation="eager")).eval().float()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2 if parameter.dim() > 1 else 1.0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return made("llama")
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    register(backend="emulator")
+    with torch.no_grad():
+        yield
+
+
+def paged(model: Any, **options: Any) -> KVLabCache:
+    model.set_attn_implementation("kvlab")
+    return KVLabCache(model.config, **{"num_pages": 24, "page_size": 4, **options})
+
+
+def generated(model: Any, cache: KVLabCache | None = None, rows: slice = slice(None), **options: Any) -> torch.Tensor:
+    """Tokens of 5 greedy steps; eager and a cache of transformers' own without a cache of ours."""
+    model.set_attn_implementation("eager" if cache is None else "kvlab")
+    return model.generate(
+        IDS[rows], attention_mask=MASK[rows], max_new_tokens=5, do_sample=False, cache=cache, **options
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_chunks_and_steps_agree_with_eager(name: str) -> None:
+    """A chunk without and one with a past, two decode steps, and rows that begin with padding."""
+    model = made(name)
+    exact = model(IDS, attention_mask=MASK, position_ids=POSITIONS).logits
+    cache, logits = paged(model), []
+    for first, end in ((0, 3), (3, 7), (7, 8), (8, 9)):
+        part = {"attention_mask": MASK[:, :end], "position_ids": POSITIONS[:, first:end], "cache": cache}
+        logits.append(model(IDS[:, first:end], **part).logits)
+    assert torch.allclose(torch.cat(logits, 1)[MASK.bool()], exact[MASK.bool()], atol=2e-5)
+    assert [cache.pages.pool.length(s) for s in cache.sequences] == [5, 8, 9]  # padding is not stored
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss"])
+def test_caches_of_transformers_and_none_agree_with_eager(name: str) -> None:
+    """Sliding layers of its cache give the last keys alone."""
+    model = made(name)
+    exact = model(IDS, attention_mask=MASK, position_ids=POSITIONS).logits[MASK.bool()]
+    model.set_attn_implementation("kvlab")
+    whole = model(IDS, attention_mask=MASK, position_ids=POSITIONS, use_cache=False).logits
+    assert torch.allclose(whole[MASK.bool()], exact, atol=2e-5)
+    cache, logits = hf.DynamicCache(config=model.config), []
+    for first, end in ((0, 8), (8, 9)):
+        part = {"attention_mask": MASK[:, :end], "position_ids": POSITIONS[:, first:end], "cache": cache}
+        logits.append(model(IDS[:, first:end], **part).logits)
+    assert torch.allclose(torch.cat(logits, 1)[MASK.bool()], exact, atol=2e-5)
+
+
+def test_a_model_that_sees_both_sides_agrees_with_eager() -> None:
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    model = hf.BertModel(hf.BertConfig(**shape, num_attention_heads=2, attn_implementation="eager")).eval()
+    exact = model(IDS, attention_mask=MASK)[0]
+    model.set_attn_implementation("kvlab")
+    assert torch.allclose(model(IDS, attention_mask=MASK)[0][MASK.bool()], exact[MASK.bool()], atol=2e-5)
+
+
+def test_generate_with_beams_chunks_and_guesses(llama: Any) -> None:
+    """Beams are reordered, guessed tokens cropped; what ends gives its pages back."""
+    cache = paged(llama)
+    assert torch.equal(generated(llama, cache, prefill_chunk_size=4), generated(llama))
+    assert torch.equal(generated(llama, paged(llama, num_pages=60), num_beams=3), generated(llama, num_beams=3))
+    one, guesses = slice(1, 2), {"prompt_lookup_num_tokens": 3}
+    assert torch.equal(generated(llama, paged(llama), one, **guesses), generated(llama, None, one))
+    cache.reset()
+    assert (cache.pages.pool.num_free, cache.get_seq_length()) == (24, 0)
+
+
+def test_copies_share_the_pages_of_a_prefix(llama: Any) -> None:
+    """A law: a prefix has its pages once, whoever reads it, until somebody writes; they are free when all ended."""
+    exact, cache = generated(llama), paged(llama, num_pages=30)
+    llama(IDS[:, :6], attention_mask=MASK[:, :6], position_ids=POSITIONS[:, :6], cache=cache)
+    pool, free = cache.pages.pool, cache.pages.pool.num_free
+    branch = copy.deepcopy(cache)
+    assert pool.num_free == free
+    for _ in range(2):  # the second must not see what the first wrote behind the prefix
+        assert torch.equal(generated(llama, copy.deepcopy(cache)), exact)
+    short = branch.fork([1, 1], tokens=3)
+    assert [pool.length(s) for s in short.sequences] == [2, 2]
+    ends = torch.cat([MASK[:2, :1] * 0, MASK[1:2, 1:9].expand(2, -1)], 1)
+    again = llama(IDS[1:2, 3:].expand(2, -1), attention_mask=ends, position_ids=POSITIONS[1:2, 3:], cache=short).logits
+    llama.set_attn_implementation("eager")
+    whole = llama(IDS[1:2], attention_mask=MASK[1:2], position_ids=POSITIONS[1:2]).logits[:, 3:]
+    assert torch.allclose(again, whole.expand_as(again), atol=2e-5)
+    del branch, short
+    assert pool.num_free == free
+
+
+def test_fp8_pages_have_a_scale_for_each_token_and_head(llama: Any) -> None:
+    """Rests on e4m3's step, 2^-3 of a power of two: pages hold the states to half of it, and attention reads those."""
+    model = copy.deepcopy(llama).bfloat16()
+    first, seen = model.model.layers[0].self_attn, []
+    first.v_proj.weight *= 16  # scales of K and V differ
+    first.o_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))
+    caches = [paged(model, dtype=dtype) for dtype in (None, torch.float8_e4m3fn)]
+    for part in (IDS[1:2, 1:], IDS[1:2, :1]):  # prefill, then decode
+        exact, got = (seen.pop(0) for cache in caches if model(part, cache=cache))
+        assert 0 < (got - exact).abs().max() < 0.05 * exact.abs().max()
+    for view in ("get_key_cache", "get_value_cache"):
+        wide, narrow = (getattr(cache.collection(0), view)(0).numpy() for cache in caches)
+        k, stored, scale = (a.astype(float)[:2].reshape(8, 2, -1) for a in (wide.blocks, narrow.blocks, narrow.scales))
+        assert (abs(stored * scale - k) <= abs(k) / 16 + scale * 2.0**-10).all()
+
+
+def test_rows_of_any_lengths_step_by_hand(llama: Any) -> None:
+    """Rests on one sequence at a time: rows that differ in length, one without a sequence, in arrays that stay where
+    they are, as the replay of a captured graph needs."""
+    whole, lengths = paged(llama, max_length=12), (6, 3)
+    pool = whole.pages.pool
+    held = [pool.allocate(0)[0] for _ in lengths]
+    for sequence, n in zip(held, lengths, strict=True):
+        llama(IDS[1:2, :n], cache=whole.of([sequence]))
+    cache, ids, addresses = whole.of([held[0], None, held[1]]), torch.zeros(3, 1, dtype=torch.long), set()
+    for step in range(2):
+        arrays = cache.begin(1)
+        addresses.add((arrays.slots.data_ptr(), arrays.table.data_ptr(), arrays.lengths.data_ptr()))
+        at = torch.tensor([[6 + step], [0], [3 + step]])
+        ids[0], ids[2] = IDS[1, 6 + step], IDS[1, 3 + step]
+        logits = llama(ids, position_ids=at, cache=cache).logits
+    exact = [llama(IDS[1:2, : n + 2], use_cache=False).logits[0, -1] for n in lengths]
+    assert torch.allclose(logits[[0, 2], 0], torch.stack(exact), atol=2e-5)
+    assert len(addresses) == 1
+    with pytest.raises(ValueError, match="begin\\(\\) is not called before this forward: must be called before each"):
+        llama(ids, position_ids=at + 1, cache=cache)
+    with pytest.raises(ValueError, match="gets 13 tokens: must be at most 12, max_length"):
+        cache.begin(5)
+    assert [pool.length(s) for s in held] == [8, 5]
+
+
+def test_what_does_not_fit_changes_nothing(llama: Any) -> None:
+    cache = paged(llama, num_pages=7)
+    llama(IDS[:, :6], cache=cache)
+    with pytest.raises(OutOfPages, match="sequence 1 of 6 tokens: 3 more need 1 pages, 0 of 7 are free"):
+        llama(IDS[:, 6:], cache=cache)
+    assert ([cache.pages.pool.length(s) for s in cache.sequences], cache.get_seq_length()) == ([6, 6, 6], 6)
+    cache.crop(-3)
+    assert (cache.pages.pool.num_free, cache.get_seq_length()) == (4, 3)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "weights": (
+        lambda m: m(IDS, output_attentions=True), "output_attentions is True: must be None or False; attn_",
+    ),
+    "mask": (
+        lambda m: m(IDS, attention_mask=torch.ones(3, 1, 9, 9)),
+        "attention_mask has shape .3, 1, 9, 9.: must be .B, keys.",
+    ),
+    "head mask": (lambda m: m(IDS, head_mask=torch.ones(2, 4)), "head_mask is "),
+    "packed": (
+        lambda m: m(IDS, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 3), use_cache=False),
+        "the mask of attn_implementation='kvlab': must be causal",
+    ),
+    "static": (
+        lambda m: m(IDS, cache=hf.StaticCache(config=m.config, max_cache_len=12)),
+        "the cache gives 12 keys of 9 tokens: must be a KVLab",
+    ),
+    "dropout": (lambda m: m.train()(IDS), "dropout is 0.25: must be 0.0"),
+    "grad": (lambda m: torch.enable_grad()(m)(IDS), "query requires grad: must be detached, or the call under"),
+    "eager": (lambda m: _eager(m), "attn_implementation is 'eager' with a KVLabCache: must be 'kvlab'"),
+    "rows": (lambda m: _twice(m, {}, IDS[:2]), "the states of layer 0 have 2 rows: must be 3"),
+    "past": (lambda m: _twice(m, {"attention_mask": MASK}, IDS), "attention_mask is None: must be given"),
+    "fp8": (lambda m: m(IDS, cache=paged(m, dtype=torch.float8_e4m3fn)), "float8_e4m3fn for states of torch.float32"),
+    "dtype": (lambda m: paged(m, dtype=torch.int8), "dtype is torch.int8: must be None or one of torch.bfloat16"),
+    "crop": (lambda m: paged(m).crop(2), "tokens_to_remove is 2: must be from 0 to 0"),
+}
+
+
+def _eager(model: Any) -> Any:
+    cache = paged(model)
+    model.set_attn_implementation("eager")
+    return model(IDS, cache=cache)
+
+
+def _twice(model: Any, first: dict[str, Any], ids: torch.Tensor) -> Any:
+    cache = paged(model)
+    model(IDS, cache=cache, **first)
+    return model(ids, cache=cache)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_asked_and_not_done_is_refused(case: str, llama: Any) -> None:
+    call, message = REFUSED[case]
+    model = llama
+    if case == "dropout":
+        model = made("llama", attention_dropout=0.25)
+    model.set_attn_implementation("kvlab")
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        call(model)
+
+
+def test_states_in_pages_are_not_multiplied_by_others(llama: Any) -> None:
+    """Another attention function, to which the config does not point, would see the new keys alone."""
+    keys, _ = paged(llama).update(torch.ones(1, 2, 3, 16), torch.ones(1, 2, 3, 16), 0)
+    with pytest.raises(ValueError, match="matmul of keys in the pages of a KVLabCache: must be read by"):
+        torch.matmul(torch.ones(1, 2, 3, 16), keys.transpose(2, 3))
+
+
+def test_layers_with_states_of_their_own_kind_are_refused() -> None:
+    config = hf.Qwen3NextConfig(num_hidden_layers=4)
+    with pytest.raises(ValueError, match="config has layers of linear_attention: must be one of full_attention"):
+        KVLabCache(config, num_pages=4)

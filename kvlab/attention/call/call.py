@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
@@ -20,7 +20,8 @@ from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.kinds import Kind, kind_of
 from kvlab.attention.call.operands import Operand, Sizes, check_declared, check_laid_out, result_dtype
 from kvlab.attention.call.options import Arch, Arithmetic, FeatureOptions
-from kvlab.attention.features.intervals import window_interval
+from kvlab.attention.features.intervals import host, window_interval
+from kvlab.attention.features.leftpad import check_of_sequences, check_padding
 from kvlab.attention.features.masks import resolve_mask
 from kvlab.attention.features.resolve import Features, in_base, kv_view, resolve_features
 from kvlab.common.arrays import drop_axis
@@ -126,7 +127,7 @@ class Call(Generic[R]):
         explanation, problem, backend = self.choose(scale)
         check_arithmetic(explanation, self.arithmetic)
         complete = not self.features.arrays
-        kept = self.features if complete else Features(self.features.mask, self.features.softcap)
+        kept = self.features if complete else self.features.without_arrays()
         sibling = SIBLINGS.get(backend, f"{backend}:launch")
         self.plan = Plan(explanation, problem, scale, f"kvlab.attention.{self.operation}.{sibling}", kept, complete)
         return self.plan
@@ -199,13 +200,22 @@ class Call(Generic[R]):
         if plan is not None:
             asked.pop("softcap", None)
             return plan.features.with_arrays(q, k, v, **asked)
+        leftpad = asked.pop("leftpad_k", None)
+        check_of_sequences("leftpad_k", leftpad, q, batch)
         interval = window_interval(self.is_causal(mask, window), window)
-        sight = resolve_mask(mask, interval, heads=int(q.shape[-2]), lengths=lengths, like=q)
+
+        def without_padding() -> tuple[Any, Any]:
+            new, keys = lengths()
+            return new, keys if leftpad is None else np.maximum(keys - np.maximum(host(leftpad), 0), 0)
+
+        sight = resolve_mask(mask, interval, heads=int(q.shape[-2]), lengths=without_padding, like=q)
+        sight = sight if leftpad is None else replace(sight, leftpad=leftpad)
         return resolve_features(q, k, v, mask=sight, batch=batch, **asked)
 
     def look(self, array: Any) -> None:
         """Check values, unless the caller says no or ``array`` is on a GPU, which would wait for it."""
         if looks_at_values(self.check, array):
+            check_padding(self.arguments.get("leftpad_k"))
             self.check_values()
 
     def check_memory(self) -> None:

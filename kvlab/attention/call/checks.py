@@ -98,8 +98,10 @@ def looks_at_values(check: bool | None, array: Any) -> bool:
     return bool(check) or (check is None and not on_gpu(array))
 
 
-def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_size: int) -> None:
-    """ValueError unless every length fits its row of the table, and every page in use is in the pool."""
+def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_size: int, first: Any = None) -> None:
+    """ValueError unless every length fits its row of the table, and every page in use is in the pool. first : keys
+    ``[B]`` before which those of a sequence are not read; None reads all.
+    """
     lengths, table = host(seq_lens), host(block_table)
     if not lengths.size:
         return
@@ -110,7 +112,8 @@ def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_si
     if bad.any():
         b = int(bad.argmax())
         raise ValueError(f"seq_lens[{b}] is {lengths[b]}: must be 0 to {most}, {why}")
-    used = np.arange(table.shape[1]) * page_size < lengths[:, None]
+    end = (np.arange(columns) + 1) * page_size
+    used = (end - page_size < lengths[:, None]) & (end > host(0 if first is None else first).reshape(-1, 1))
     outside = used & ((table < 0) | (table >= pages))
     if outside.any():
         b, column = np.argwhere(outside)[0]

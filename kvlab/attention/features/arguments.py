@@ -14,6 +14,7 @@ class FeatureArrays(NamedTuple):
     """Arrays of a call's features; None where it has none."""
 
     valid: Any = None
+    leftpad: Any = None
     bias: Any = None
     sinks: Any = None
     slopes: Any = None
@@ -71,9 +72,9 @@ def feature_arrays(features: Features) -> FeatureArrays:
     """The arrays of ``features``."""
     mask, scales = features.mask, features.scales
     return FeatureArrays(
-        mask.valid, mask.bias, features.sinks, features.slopes, features.temperature, scales.q.heads, scales.k.heads,
-        scales.k.tokens, scales.v.heads, scales.v.tokens, scales.nope.heads, scales.nope.tokens, scales.rope.heads,
-        scales.rope.tokens,
+        mask.valid, mask.leftpad, mask.bias, features.sinks, features.slopes, features.temperature, scales.q.heads,
+        scales.k.heads, scales.k.tokens, scales.v.heads, scales.v.tokens, scales.nope.heads, scales.nope.tokens,
+        scales.rope.heads, scales.rope.tokens,
     )
 
 

@@ -160,21 +160,33 @@ def visible_end(num_keys: Array, valid_array: Array | None, batch: Array) -> Arr
     return end
 
 
+def padding(num_keys: Array, leftpad_array: Array | None, batch: Array) -> Array:
+    """Keys of sequences before their first valid one: none, or those that ``leftpad_array`` counts, any integers."""
+    pad = num_keys * 0
+    if leftpad_array is not None:
+        pad = np.maximum(np.minimum(leftpad_array[batch].astype(np.int64), num_keys), 0).astype(np.int32)
+    return pad
+
+
 def split_keys(
-    seq_lens_array: Array | None, mask: Any, batch: Array, token: Array, split: Array, problem: Any, config: Any
-) -> tuple[Array, Array, Array, Array, Array]:
-    """(position, lo, hi, first, limit): positions of new tokens ``token`` ``[P, BM]`` of sequences ``batch`` ``[P]``;
-    the keys ``lo ... hi`` of a split ``[P]``, whole tiles of those that some new token sees; of these a row ``[P, BM]``
-    sees the keys from ``first`` to below ``limit``.
+    seq_lens_array: Array | None, features: Any, batch: Array, token: Array, split: Array, problem: Any, config: Any
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """(position, lo, hi, first, limit, pad): positions of new tokens ``token`` ``[P, BM]`` of sequences ``batch``
+    ``[P]``; the keys ``lo ... hi`` of a split ``[P]``, whole tiles of those that some new token sees; of these a row
+    ``[P, BM]`` sees the keys from ``first`` to below ``limit``. All count from the first valid key, before which there
+    are ``pad``.
 
     seq_lens_array : keys of each sequence; None: ``max_keys`` each.
-    mask : MaskPlan.
+    features : Features.
     problem : has ``tokens`` and ``max_keys``.
     config : has ``num_splits`` and ``BN``.
     """
+    mask = features.mask  #- launch
     num_keys = np.full(batch.shape, problem.max_keys, np.int32)
     if seq_lens_array is not None:
         num_keys = key_count(seq_lens_array[batch], problem.max_keys)
+    pad = padding(num_keys, mask.leftpad, batch)
+    num_keys = num_keys - pad
     position = num_keys[:, None] - problem.tokens + token
     end = visible_end(num_keys, mask.valid, batch)
     begin = np.zeros_like(num_keys)
@@ -186,7 +198,7 @@ def split_keys(
     lo = np.minimum(begin + split * size, stop)
     hi = np.minimum(lo + size, stop)
     first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)
-    return position, lo, hi, np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
+    return position, lo, hi, np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None]), pad
 
 
 def key_range_kernel(position, end, left, right, chunk):
@@ -213,13 +225,24 @@ def visible_end_kernel(num_keys, valid_ptr, batch):
     return end
 
 
-def split_keys_kernel(seq_lens_ptr, valid_ptr, mask, batch, token, split, problem, BN, BOUNDED):
-    """(position, lo, hi, first, limit) as of ``split_keys``. ``mask``: FeatureNumbers. ``problem``: DecodeSizes."""
+def padding_kernel(num_keys, leftpad_ptr, batch):
+    """Keys of a sequence before its first valid one, as of ``padding``."""
+    pad = num_keys * 0
+    if leftpad_ptr is not None:
+        pad = tl.maximum(tl.minimum(tl.load(leftpad_ptr + batch).to(tl.int64), num_keys), 0).to(tl.int32)
+    return pad
+
+
+def split_keys_kernel(seq_lens_ptr, features, mask, batch, token, split, problem, BN, BOUNDED):
+    """(position, lo, hi, first, limit, pad) as of ``split_keys``. ``mask``: FeatureNumbers. ``problem``: DecodeSizes.
+    """
     num_keys = tl.full([], problem.max_keys, tl.int32)
     if seq_lens_ptr is not None:
         num_keys = key_count_kernel(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
+    pad = padding_kernel(num_keys, features.leftpad, batch)
+    num_keys = num_keys - pad
     position = num_keys - problem.tokens + token
-    end = visible_end_kernel(num_keys, valid_ptr, batch)
+    end = visible_end_kernel(num_keys, features.valid, batch)
     begin = 0
     if BOUNDED:
         begin, _ = key_range_kernel(num_keys - problem.tokens, end, mask.left, mask.right, mask.chunk)
@@ -229,4 +252,4 @@ def split_keys_kernel(seq_lens_ptr, valid_ptr, mask, batch, token, split, proble
     lo = tl.minimum(begin + split * size, stop)
     hi = tl.minimum(lo + size, stop)
     first, limit = key_range_kernel(position, end, mask.left, mask.right, mask.chunk)
-    return position, lo, hi, tl.maximum(first, lo), tl.minimum(limit, hi)
+    return position, lo, hi, tl.maximum(first, lo), tl.minimum(limit, hi), pad

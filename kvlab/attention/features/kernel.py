@@ -19,6 +19,7 @@ from .alibi import slope_of_kernel as slope_of
 from .bias import add_bias_kernel as add_bias
 from .intervals import key_count_kernel as key_count
 from .intervals import key_range_kernel as key_range
+from .intervals import padding_kernel as padding
 from .intervals import split_keys_kernel as split_keys
 from .intervals import visible_end_kernel as visible_end
 from .rope import rotate_kernel as rotate
@@ -39,6 +40,6 @@ from .temperature import heat_kernel as heat
 
 globals().update(compiled(
     triton.jit, tl, add_bias, adjust, cap, head_scale, heat, hide, in_pages, in_slots, key_count, key_range, key_scales,
-    log_sum, lower, nope_scales, packed_rows, rope_scales, rotate, row_count, row_of, row_terms, scale_weights,
+    log_sum, lower, nope_scales, packed_rows, padding, rope_scales, rotate, row_count, row_of, row_terms, scale_weights,
     sink_alone, slope_of, split_keys, start_rows, token_scale, value_scales, visible_end, weigh,
 ))

@@ -283,7 +283,8 @@ class OrMask(Mask):
 @dataclass(frozen=True, eq=False)
 class MaskPlan:
     """Arguments of a kernel for a mask. A key is seen if it is in the interval (see :class:`Interval`) and, where there
-    is a ``bias`` ``[B or 1, Hq or 1, S, keys]``, inside it with a value greater than MASK_VALUE.
+    is a ``bias`` ``[B or 1, Hq or 1, S, keys]``, inside it with a value greater than MASK_VALUE. Positions and keys
+    count from the first valid key, before which a sequence has ``leftpad`` ``[B]``, integers; None: none.
     """
 
     left: int = UNLIMITED
@@ -291,6 +292,7 @@ class MaskPlan:
     chunk: int = 0
     valid: Any = None
     bias: Any = None
+    leftpad: Any = None
 
     @classmethod
     def of(cls, interval: Interval, bias: Any = None) -> MaskPlan:
@@ -301,6 +303,10 @@ class MaskPlan:
     @property
     def interval(self) -> Interval:
         return Interval(self.left, self.right, self.chunk, self.valid)
+
+    def padding(self, sequence: int, num_keys: int) -> int:
+        """Keys of a sequence of ``num_keys`` before its first valid one."""
+        return 0 if self.leftpad is None else max(0, min(int(self.leftpad[sequence]), num_keys))
 
     @property
     def windowed(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from . import alibi, scales, sinks, softcap, temperature
+from . import alibi, leftpad, scales, sinks, softcap, temperature
 
 
 class LatentFeatureOptions(TypedDict, total=False):
@@ -12,6 +12,7 @@ class LatentFeatureOptions(TypedDict, total=False):
 
     mask: Any
     window: Any
+    leftpad_k: Any
     softcap: float
     sinks: Any
     alibi_slopes: Any
@@ -27,6 +28,7 @@ class FeatureOptions(LatentFeatureOptions, total=False):
 
 
 DOCUMENTATION = {
+    "leftpad_k": leftpad.DOCUMENTATION,
     "softcap": softcap.DOCUMENTATION,
     "sinks": sinks.DOCUMENTATION,
     "alibi_slopes": alibi.DOCUMENTATION,

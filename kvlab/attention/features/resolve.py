@@ -10,16 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvlab.attention.call.checks import check_array
 from kvlab.attention.features.alibi import resolve_slopes, slopes_by_sequence
 from kvlab.attention.features.bias import check_bias
+from kvlab.attention.features.leftpad import check_of_sequences
 from kvlab.attention.features.masks import MaskPlan
 from kvlab.attention.features.scales import Scale, Scales, latent_scales, resolve_scales, scale_of
 from kvlab.attention.features.sinks import resolve_sinks
 from kvlab.attention.features.softcap import resolve_softcap
 from kvlab.attention.features.temperature import resolve_temperature
 from kvlab.attention.tiles.online_softmax import LOG2E
-from kvlab.common.arrays import dtype_of, element_strides, same_place
 from kvlab.common.checks import require
 from kvlab.common.torch_here import is_torch
 
@@ -46,15 +45,20 @@ class Features:
         }
 
     def with_arrays(
-        self, q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, temperature: Any = None,
-        q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+        self, q: Any, k: Any, v: Any, *, leftpad_k: Any = None, sinks: Any = None, alibi_slopes: Any = None,
+        temperature: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
     ) -> Features:
         """The mask and softcap of a call with what else another call of its kind asks for, which needs no check."""
         heads, (of_k, of_v) = int(k.shape[-2]), (tuple(x.shape[:-1]) for x in (k, v))
         scales = Scales(
             scale_of(q_scale, q, heads, None), scale_of(k_scale, k, heads, of_k), scale_of(v_scale, v, heads, of_v)
         )
-        return Features(self.mask, self.softcap, sinks, slopes_by_sequence(alibi_slopes), temperature, scales)
+        mask = self.mask if leftpad_k is None else replace(self.mask, leftpad=leftpad_k)
+        return Features(mask, self.softcap, sinks, slopes_by_sequence(alibi_slopes), temperature, scales)
+
+    def without_arrays(self) -> Features:
+        """The mask and softcap alone, what ``with_arrays`` starts from."""
+        return Features(self.mask if self.mask.leftpad is None else replace(self.mask, leftpad=None), self.softcap)
 
     def with_leading_axis(self) -> Features:
         """For K and V ``[total, Hkv, D]`` that launches take as ``[1, total, Hkv, D]``: scales of tokens likewise."""
@@ -75,7 +79,7 @@ class Features:
     def arrays(self) -> tuple[Any, ...]:
         """The arrays among the features."""
         found = (
-            self.mask.valid, self.mask.bias, self.sinks, self.slopes, self.temperature,
+            self.mask.valid, self.mask.leftpad, self.mask.bias, self.sinks, self.slopes, self.temperature,
             *(scale.array for scale in vars(self.scales).values()),
         )
         return tuple(array for array in found if array is not None)
@@ -99,14 +103,7 @@ def resolve_features(
     number = resolve_softcap(softcap)
     sinks, slopes = resolve_sinks(sinks, q), resolve_slopes(alibi_slopes, q, batch)
     temperature = resolve_temperature(temperature, q)
-    if mask.valid is not None:
-        check_array("mask.valid_lengths", mask.valid)
-        same_place(**{"mask.valid_lengths": mask.valid, "q": q})
-        require(mask.valid.ndim == 1, f"mask.valid_lengths has shape {tuple(mask.valid.shape)}", "[B]")
-        given, kind = int(mask.valid.shape[0]), dtype_of(mask.valid, "valid_lengths")
-        require(given == batch, f"valid_lengths of {given} sequences", f"those of the call, {batch}")
-        require(kind.kind in "iu", f"valid_lengths has dtype {mask.valid.dtype}", "an integer")
-        require(batch < 2 or element_strides(mask.valid) == (1,), "valid_lengths is strided", "contiguous")
+    check_of_sequences("mask.valid_lengths", mask.valid, q, batch)
     check_bias(mask.bias, q, batch)
     scales = resolve_scales(q, k, v, batch, q_scale, k_scale, v_scale)
     return Features(mask, number, sinks, slopes, temperature, scales)

@@ -53,6 +53,8 @@ class PagedDecode(Call[Any]):
         q, tokens = self.q, sizes.get("S", 1)
         fixed = [name for name in ("num_splits", "batch_invariant") if self.balanced and getattr(self, name)]
         require(not fixed, f"{' and '.join(fixed)} with balanced=True", "left out: units follow from all lengths")
+        padded = self.balanced and self.arguments.get("leftpad_k") is not None
+        require(not padded, "leftpad_k with balanced=True", "left out: units follow from the lengths alone")
         most = MAX_TOKENS_BALANCED if self.balanced else MAX_TOKENS
         require(1 <= tokens <= most, f"q has {tokens} new tokens a sequence", f"1 to {most}")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
@@ -108,13 +110,11 @@ class PagedDecode(Call[Any]):
         return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated), problem, chosen
 
     def check_values(self) -> None:
-        q, cache, _, table, lens = self.arrays
-        page_size = cache.shape[1]
-        lengths, pages = host(lens), host(table)
-        interval = self.features.mask.interval
-        first, _ = interval.bounds(lengths.astype(np.int64) - q.shape[1], lengths, np.arange(len(lengths)))
-        seen = np.where((np.arange(pages.shape[1]) + 1) * page_size <= first[:, None], 0, pages)  # others are not read
-        check_lengths_and_pages(lens, seen, cache.shape[0], page_size)
+        (q, cache, _, table, lens), mask = self.arrays, self.features.mask
+        pad = 0 if mask.leftpad is None else host(mask.leftpad)
+        lengths = host(lens).astype(np.int64) - pad
+        first, _ = mask.interval.bounds(lengths - q.shape[1], lengths, np.arange(len(lengths)))
+        check_lengths_and_pages(lens, table, cache.shape[0], cache.shape[1], first + pad)
 
 
 class MHADecode(PagedDecode):

@@ -78,11 +78,11 @@ def attend(
     batch, kv_head, token, head, is_row = packed_rows(program, problem, config.BM)
     if config.longest_first:
         batch = nth_longest(seq_lens, problem.max_keys, batch)
-    position, lo, hi, first, limit = split_keys(seq_lens, mask, batch, token, split, problem, config)
+    position, lo, hi, first, limit, pad = split_keys(seq_lens, features, batch, token, split, problem, config)
     rows = batch, head, token, is_row, first, limit
     cta = decode_cta(  #- programs
-        arch, config.BM, BN, config.columns, config.v_columns, k_cache, v_cache, batch, kv_head, (lo, hi), traffic,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        arch, config.BM, BN, config.columns, config.v_columns, k_cache, v_cache, batch, kv_head, (lo + pad, hi + pad),
+        traffic, num_warps=config.num_warps, num_stages=config.num_stages,
     )
     q, unit = load_rows(cta, q_array, (batch[:, None], token, head), is_row, problem.pairs)
     factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
@@ -95,7 +95,7 @@ def attend(
         active = start < hi  #- programs
         key = start[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
         exists = key < hi[:, None]
-        page, slot = in_pages(k_cache, batch[:, None], key, exists)
+        page, slot = in_pages(k_cache, batch[:, None], key + pad[:, None], exists)
         k = cta.load_k(active)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
         s = cta.scores(q, k, active)

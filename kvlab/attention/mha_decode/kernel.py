@@ -169,8 +169,8 @@ def attend(
         batch = nth_longest(
             seq_lens_ptr, problem.seq_lens_batch, problem.batches, problem.max_keys, batch, C.LONGEST_FIRST
         )
-    position, lo, hi, first, limit = split_keys(
-        seq_lens_ptr, features.valid, numbers, batch, token, split, problem, BN, C.BOUNDED
+    position, lo, hi, first, limit, pad = split_keys(
+        seq_lens_ptr, features, numbers, batch, token, split, problem, BN, C.BOUNDED
     )
     rows = batch, head, token, is_row, first, limit
     q, unit = load_q(
@@ -186,7 +186,7 @@ def attend(
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory
         key = start + tl.arange(0, BN)
         exists = key < hi
-        page, slot = in_pages(table_ptr + batch * problem.table_batch, key, exists, C.PAGE)
+        page, slot = in_pages(table_ptr + batch * problem.table_batch, key + pad, exists, C.PAGE)
         k = load_k(
             k_ptr + kv_head * k_strides.head * C.UNIT, (page * k_strides.page + slot * k_strides.token) * C.UNIT,
             exists, C.D, C.W0, C.W1,

@@ -35,8 +35,9 @@ def reference(
     out, lse = np.zeros((batch, tokens, q_heads, v_cache.shape[3])), np.zeros((batch, tokens, q_heads))
     seq_lens = keys_in_table(seq_lens, block_table, page_size)
     for b in range(batch):
-        key = np.arange(int(seq_lens[b]))
-        seen = key >= features.mask.interval.bounds(len(key) - tokens, len(key), b)[0]
+        pad = features.mask.padding(b, int(seq_lens[b]))
+        key = np.arange(pad, int(seq_lens[b]))
+        seen = key - pad >= features.mask.interval.bounds(len(key) - tokens, len(key), b)[0]
         at = np.where(seen, block_table[b, key // page_size], 0), key % page_size
         out[b], lse[b] = attention(q[b], k_cache[at], v_cache[at], **features.of_sequence(b, at, scale))
     return out, lse

@@ -43,7 +43,7 @@ def attend(
     D, BN, BK = problem.head_dim, config.BN, config.BK  #- launch
     batch, program, split = program_ids(config.grid(problem))  # [P]
     _, kv_head, token, head, is_row = packed_rows(program, problem, config.BM)
-    position, lo, hi, first, limit = split_keys(seq_lens, mask, batch, token, split, problem, config)
+    position, lo, hi, first, limit, pad = split_keys(seq_lens, features, batch, token, split, problem, config)
     rows = batch, head, token, is_row, first, limit
     queries = q_array.astype(q_array.dtype if q_array.dtype.itemsize > 1 else bfloat16, copy=False)  #- launch
     sizes = TileSpec(  #- programs
@@ -55,8 +55,10 @@ def attend(
     at = row_offsets(queries, (batch[:, None], token, head), is_row)  #- address
     tile = cta.load_q(Memory.over(queries, name="q"), at, is_row)  #- programs
     factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
-    k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))  #- programs
-    k_tiles.tile_start_row = v_tiles.tile_start_row = lo  #- programs
+    k_tiles, v_tiles = (  #- programs
+        KVCacheIterator(cache, BN, batch, kv_head, hi + pad) for cache in (k_cache, v_cache)
+    )
+    k_tiles.tile_start_row = v_tiles.tile_start_row = lo + pad  #- programs
     m, l = start_rows(features.sinks, head, split == 0)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
@@ -64,7 +66,7 @@ def attend(
         active = start < hi  #- programs
         key = start[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
         exists = key < hi[:, None]
-        page, slot = in_pages(k_cache, batch[:, None], key, exists)
+        page, slot = in_pages(k_cache, batch[:, None], key + pad[:, None], exists)
         k_tile, v_tile = k_tiles.next_tile(), v_tiles.next_tile()  #- programs
         s = cta.zero_scores()
         for strip in range(0, D, BK):

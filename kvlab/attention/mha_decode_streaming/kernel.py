@@ -79,8 +79,8 @@ def attend(
     BD: tl.constexpr = C.BD
     batch, program, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     _, kv_head, token, head, is_row = packed_rows(program, problem, BM)
-    position, lo, hi, first, limit = split_keys(
-        seq_lens_ptr, features.valid, numbers, batch, token, split, problem, BN, C.BOUNDED
+    position, lo, hi, first, limit, pad = split_keys(
+        seq_lens_ptr, features, numbers, batch, token, split, problem, BN, C.BOUNDED
     )
     rows = batch, head, token, is_row, first, limit
     q_at = batch * q_strides.batch + token.to(tl.int64) * q_strides.token + head * q_strides.head  #- address
@@ -92,7 +92,7 @@ def attend(
         #: tile -> s    the pages of these keys; no score yet
         key = start + tl.arange(0, BN)
         exists = key < hi
-        page, slot = in_pages(table_ptr + batch * problem.table_batch, key, exists, C.PAGE)
+        page, slot = in_pages(table_ptr + batch * problem.table_batch, key + pad, exists, C.PAGE)
         s = tl.zeros([BM, BN], tl.float32)
         for strip in range(0, D, BK):
             #: load_k -> k    BK columns of the keys, DRAM -> the one buffer of K

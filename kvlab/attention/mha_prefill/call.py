@@ -155,7 +155,8 @@ class PagedPrefill(Prefill):
 
     def check_values(self) -> None:
         super().check_values()
-        check_lengths_and_pages(self.seq_lens, self.block_table, *kv_view(self.k_cache, self.kv_layout).shape[:2])
+        pages, page_size = kv_view(self.k_cache, self.kv_layout).shape[:2]
+        check_lengths_and_pages(self.seq_lens, self.block_table, pages, page_size, self.arguments.get("leftpad_k"))
 
 
 def arrays_of_collection(q: Any, cache: Any, layer: int, starts: Any) -> dict[str, Any]:

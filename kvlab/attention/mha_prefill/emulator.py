@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import key_count, key_range, visible_end
+from kvlab.attention.features.intervals import key_count, key_range, padding, visible_end
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import P_SCALE, head_scale, key_scales, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
@@ -49,6 +49,8 @@ def attend(
     k_first, num_keys = row_count(cu_k_array, batch, max_k)
     if lens_array is not None:
         num_keys = key_count(lens_array[batch], max_k)
+    pad = padding(num_keys, mask.leftpad, batch)
+    num_keys = num_keys - pad
     end = visible_end(num_keys, mask.valid, batch)
     is_row = token < num_q[:, None]
     position = token + num_keys[:, None] - num_q[:, None]
@@ -73,14 +75,14 @@ def attend(
     factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
     m, l = start_rows(features.sinks, head, True)
     o = cta.zeros()
-    cta.follow(k_first, *bounds)  #- programs
+    cta.follow(k_first, *(bound + pad for bound in bounds))  #- programs
     for MASKED in range(2):
         for start in ragged_range(bounds[MASKED], bounds[MASKED + 1], BN):
             #: load_k -> k    a K tile, DRAM -> shared memory: those that every row sees, then those seen in part
             active = start < bounds[MASKED + 1]  #- programs
             key = start[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
             exists = key < bounds[MASKED + 1][:, None]
-            page, slot = row_of(k_rows, batch[:, None], k_first[:, None], key, exists)
+            page, slot = row_of(k_rows, batch[:, None], k_first[:, None], key + pad[:, None], exists)
             k = cta.load_k(MASKED, active)
             #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
             s = cta.scores(q, k, active)

@@ -116,8 +116,9 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
             return f"dtype {array.dtype}"
     if mask.chunk or mask.valid is not None or mask.bias is not None or min(mask.left, mask.right) < 0:
         return "a mask other than causal and windows around the query"
-    if features.slopes is not None:
-        return "alibi_slopes"
+    for name, asked in (("leftpad_k", mask.leftpad), ("alibi_slopes", features.slopes)):
+        if asked is not None:
+            return name
     if "token" in features.scales.kinds:
         return "scales of tokens"
     if inputs.out is not None and dtype_of(inputs.out, "out").itemsize != 2:

@@ -17,6 +17,7 @@ from kvlab.attention.features.kernel import (
     key_count,
     key_range,
     key_scales,
+    padding,
     row_count,
     row_of,
     row_terms,
@@ -117,6 +118,8 @@ def attend(
     k_first, num_keys = row_count(cu_k_ptr, batch, problem.max_k)
     if lens_ptr is not None:
         num_keys = key_count(tl.load(lens_ptr + batch), problem.max_k)
+    pad = padding(num_keys, features.leftpad, batch)
+    num_keys = num_keys - pad
     end = visible_end(num_keys, features.valid, batch)
     is_row = token < num_q
     position = token + num_keys - num_q
@@ -148,7 +151,7 @@ def attend(
             #: load_k -> k    a K tile, DRAM -> shared memory: those that every row sees, then those seen in part
             key = start + tl.arange(0, BN)
             exists = key < bounds[MASKED + 1]
-            page, slot = row_of(table_ptr, problem.table_batch, batch, k_first, key, exists, C.PAGE, MASKED)
+            page, slot = row_of(table_ptr, problem.table_batch, batch, k_first, key + pad, exists, C.PAGE, MASKED)
             k = load_k(
                 k_ptr + kv_head * k_strides.head * C.UNIT, (page * k_strides.page + slot * k_strides.token) * C.UNIT,
                 exists, C.D, C.D0, C.D1, MASKED,

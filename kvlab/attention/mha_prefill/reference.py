@@ -27,10 +27,12 @@ def reference(
     for b in range(len(q) if cu_q is None else len(cu_q) - 1):
         row, rows = (b, slice(None)) if cu_q is None else (0, slice(cu_q[b], cu_q[b + 1]))
         if table is not None:
-            key = np.arange(keys_in_table(seq_lens, table, k.shape[1])[b])
+            num_keys = int(keys_in_table(seq_lens, table, k.shape[1])[b])
+            key = np.arange(features.mask.padding(b, num_keys), num_keys)
             at: Any = table[b, key // k.shape[1]], key % k.shape[1]
         else:
-            at = b if cu_k is None else (0, slice(cu_k[b], cu_k[b + 1]))
+            start, end = (0, k.shape[1]) if cu_k is None else (int(cu_k[b]), int(cu_k[b + 1]))
+            at = (b if cu_k is None else 0), slice(start + features.mask.padding(b, end - start), end)
         options = features.of_sequence(b, at, scale)
         out[row, rows], lse[row, rows] = attention(q[row, rows], k[at], v[at], **options)
     return out, lse

@@ -81,7 +81,7 @@ class MLADecode(Call[Any]):
         """ValueError for lists of another shape than q's rows, and for features that ask where a key stands."""
         shape, rows = tuple(self.indices.shape), tuple(self.q.shape[:-2])
         require(shape[:-1] == rows and len(shape) > len(rows), f"indices has shape {shape}", f"{(*rows, 'topk')}")
-        for name in ("mask", "window", "alibi_slopes"):
+        for name in ("mask", "window", "leftpad_k", "alibi_slopes"):
             asked = self.arguments.get(name)
             require(asked is None, f"{name} is {shown(asked)} beside indices", "None: slots have no positions")
 
@@ -151,7 +151,8 @@ class MLADecode(Call[Any]):
         if self.indices is not None:
             check_slots("indices", self.indices, *self.inputs.kv_cache.shape[:2])
         else:
-            check_lengths_and_pages(self.seq_lens, self.block_table, *self.inputs.kv_cache.shape[:2])
+            pages, page_size = self.inputs.kv_cache.shape[:2]
+            check_lengths_and_pages(self.seq_lens, self.block_table, pages, page_size, self.arguments.get("leftpad_k"))
 
 
 def _each_token(name: str, array: Any, behind: int) -> Any:

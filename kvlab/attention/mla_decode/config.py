@@ -25,7 +25,7 @@ TWINS = (
             "cache.page_size_": "PAGE",
             "store_columns": "store",
         },
-        held={"place": "cache start", "load_k": "start page slot exists", "load_v": "k"},
+        held={"place": "cache start", "load_k": "page slot exists", "load_v": "k"},
     ),
     Twin("hopper", kernel="hopper_roles:produce,lead,follow", emulator="hopper_emulator:produce,lead,follow"),
     MERGE,

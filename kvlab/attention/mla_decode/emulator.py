@@ -30,13 +30,15 @@ Array = np.ndarray[Any, Any]
 
 
 def place(
-    cache: PagedKVCache, batch: Array, key: Array, exists: Array, slots: int | None
+    cache: PagedKVCache, batch: Array, key: Array, pad: Array, exists: Array, slots: int | None
 ) -> tuple[Array, Array, Array, Array]:
-    """(page, slot, key, exists) of the keys of a tile; ``slots``: of the cache, which the table lists."""
+    """(page, slot, key, exists) of the keys of a tile, which ``pad`` others are before; ``slots``: of the cache, which
+    the table lists.
+    """
     if slots is not None:
         page, slot, key, exists = in_slots(cache, batch, key, exists, slots)
     else:
-        page, slot = in_pages(cache, batch, key, exists)
+        page, slot = in_pages(cache, batch, key + pad, exists)
     return page, slot, key, exists
 
 
@@ -50,10 +52,10 @@ def attend(
     BN, mask, scales = config.BN, features.mask, features.scales  #- launch
     program, split = program_ids(config.grid(problem))  # [P]
     batch, kv_head, token, head, is_row = packed_rows(program, problem, config.BM)
-    position, lo, hi, first, limit = split_keys(seq_lens, mask, batch, token, split, problem, config)
+    position, lo, hi, first, limit, pad = split_keys(seq_lens, features, batch, token, split, problem, config)
     rows = batch, head, token, is_row, first, limit
     cta = mla_cta(  #- programs
-        arch, config.BM, BN, (config.BV, config.BR), cache, rope, batch, hi, traffic, dtype=q_array.dtype,
+        arch, config.BM, BN, (config.BV, config.BR), cache, rope, batch, hi + pad, traffic, dtype=q_array.dtype,
         num_warps=config.num_warps, num_stages=config.num_stages, listed=problem.listed,
     )
     dram = Memory.over(q_array, name="q")  #- address
@@ -65,11 +67,11 @@ def attend(
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
         #: load_k -> k, k_rope    the tile of these pages, latent and rope columns, DRAM -> shared memory
-        active = start < hi  #- programs
+        active, at = start < hi, start + pad  #- programs
         key = start[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
         exists = key < hi[:, None]
-        page, slot, key, exists = place(cache, batch[:, None], key, exists, slots)
-        k, k_rope = cta.load_k(start, active)
+        page, slot, key, exists = place(cache, batch[:, None], key, pad[:, None], exists, slots)
+        k, k_rope = cta.load_k(at, active)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
         scale = value_scales(features, page, slot, kv_head, exists)
         by_key = np.broadcast_to(latent * scale, key.shape)

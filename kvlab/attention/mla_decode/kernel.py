@@ -62,14 +62,14 @@ def load_q(q_ptr, at, is_row, DV: tl.constexpr, DR: tl.constexpr, BV: tl.constex
 
 
 @triton.jit
-def place(table_ptr, start, key, exists, slots, PAGE: tl.constexpr, BN: tl.constexpr, ONE: tl.constexpr):
-    """(page, slot, key, exists) of the keys of a tile; ``slots``: of the cache, which the table lists. ``ONE``: they
-    are all in one page, whose number is read once.
+def place(table_ptr, start, key, pad, exists, slots, PAGE: tl.constexpr, BN: tl.constexpr, ONE: tl.constexpr):
+    """(page, slot, key, exists) of the keys of a tile, which ``pad`` others are before; ``slots``: of the cache, which
+    the table lists. ``ONE``: they are all in one page, whose number is read once, and ``pad`` is 0.
     """
     if slots is not None:
         page, slot, key, exists = in_slots(table_ptr, key, exists, slots, PAGE)
     else:
-        page, slot = in_pages(table_ptr, key, exists, PAGE)
+        page, slot = in_pages(table_ptr, key + pad, exists, PAGE)
     if ONE:  #- address
         page = tl.load(table_ptr + start // PAGE).to(tl.int64)
         slot = (start % PAGE + tl.arange(0, BN)).to(tl.int64)
@@ -122,8 +122,8 @@ def attend(
     BV: tl.constexpr = C.BV
     program, split = tl.program_id(0), tl.program_id(1)
     batch, kv_head, token, head, is_row = packed_rows(program, problem, BM)
-    position, lo, hi, first, limit = split_keys(
-        seq_lens_ptr, features.valid, numbers, batch, token, split, problem, BN, C.BOUNDED
+    position, lo, hi, first, limit, pad = split_keys(
+        seq_lens_ptr, features, numbers, batch, token, split, problem, BN, C.BOUNDED
     )
     rows = batch, head, token, is_row, first, limit
     q_at = batch * q_strides.batch + token.to(tl.int64) * q_strides.token + head * q_strides.head  #- address
@@ -137,7 +137,7 @@ def attend(
         key = start + tl.arange(0, BN)
         exists = key < hi
         page, slot, key, exists = place(
-            table_ptr + batch * problem.table_batch, start, key, exists, slots, C.PAGE, BN, C.ONE
+            table_ptr + batch * problem.table_batch, start, key, pad, exists, slots, C.PAGE, BN, C.ONE
         )
         k, k_rope = load_k(
             kv_ptr, rope_ptr, page * kv_strides.page + slot * kv_strides.token,
@@ -195,8 +195,8 @@ def launch(
             block_table.stride(0), 0 if seq_lens is None else seq_lens.stride(0),
         )
         constants = MLAConstants(
-            problem.page_size, config.one_page and not f.mask.windowed, problem.latent, problem.rope, config.BV,
-            config.BR, config.BM, config.BN, f.mask.windowed,
+            problem.page_size, config.one_page and not f.mask.windowed and f.mask.leftpad is None, problem.latent,
+            problem.rope, config.BV, config.BR, config.BM, config.BN, f.mask.windowed,
         )
         first_launch(attend, config.grid(problem), pointers, again)(
             kv_cache.shape[0] * kv_cache.shape[1] if problem.listed else None, scales.factor_log2(scale),

@@ -38,7 +38,7 @@ def reference(
             row = block_table[b].astype(np.int64)
             where = np.divmod(row[(row >= 0) & (row < len(kv_cache) * page_size)], page_size)
         else:
-            key = np.arange(keys[b])
+            key = np.arange(features.mask.padding(b, int(keys[b])), keys[b])
             where = block_table[b, key // page_size], key % page_size
         n = len(where[1])
         by = np.broadcast_to(features.scales.k.at((*where, 0), b), n)[:, None]

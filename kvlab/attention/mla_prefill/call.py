@@ -151,7 +151,8 @@ class PagedMLAPrefill(MLAPrefill):
 
     def check_values(self) -> None:
         super().check_values()
-        check_lengths_and_pages(self.seq_lens, self.block_table, *self.k_rope.shape[:2])
+        pages, page_size = self.k_rope.shape[:2]
+        check_lengths_and_pages(self.seq_lens, self.block_table, pages, page_size, self.arguments.get("leftpad_k"))
         held, lens = sequence_lengths(self.cu_seqlens_k), host(self.seq_lens).astype(np.int64)
         starts = lens - held if self.k_starts is None else host(self.k_starts).astype(np.int64)
         bad = (starts < 0) | (starts > lens - held)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import key_count, key_range, visible_end
+from kvlab.attention.features.intervals import key_count, key_range, padding, visible_end
 from kvlab.attention.features.scales import Scale, head_scale, nope_scales, rope_scales, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
@@ -55,6 +55,8 @@ def attend(
     base = total - num_keys
     if starts_array is not None:
         base = starts_array[batch].astype(np.int32)
+    pad = padding(total, mask.leftpad, batch)
+    total, base = total - pad, base - pad
     end = visible_end(np.minimum(base + num_keys, total), mask.valid, batch)
     is_row = token < num_q[:, None]
     position = token + total[:, None] - num_q[:, None]
@@ -76,7 +78,7 @@ def attend(
     )
     q_row = q_first[:, None] + token
     q, q_rope = cta.load_q(q_array, (q_row, head), is_row)
-    cta.follow(k_first, base, *bounds)  #- programs
+    cta.follow(k_first, base + pad, *bounds)  #- programs
     factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
     if scales.nope.scaled:
         nope = head_scale(scales.nope.number, scales.nope.heads, batch, kv_head)[:, None]
@@ -93,7 +95,7 @@ def attend(
             k = cta.load_k(MASKED, active)
             #: load_rope -> k_rope    the rope part of the same keys, from their pages
             key = base[:, None] + held
-            page, slot = row_of(rope_rows, batch[:, None], k_first[:, None], key, exists)
+            page, slot = row_of(rope_rows, batch[:, None], k_first[:, None], key + pad[:, None], exists)
             k_rope = cta.load_rope(MASKED, active)
             #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
             if scales.nope.scaled:

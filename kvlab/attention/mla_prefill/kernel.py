@@ -18,6 +18,7 @@ from kvlab.attention.features.kernel import (
     key_range,
     log_sum,
     nope_scales,
+    padding,
     rope_scales,
     row_count,
     row_of,
@@ -117,6 +118,8 @@ def attend(
     base = total - num_keys
     if starts_ptr is not None:
         base = tl.load(starts_ptr + batch).to(tl.int32)
+    pad = padding(total, features.leftpad, batch)
+    total, base = total - pad, base - pad
     end = visible_end(tl.minimum(base + num_keys, total), features.valid, batch)
     is_row = token < num_q
     position = token + total - num_q
@@ -160,7 +163,7 @@ def attend(
             )  # [BN, BD]
             #: load_rope -> k_rope    the rope part of the same keys, from their pages
             key = base + held
-            page, slot = row_of(table_ptr, problem.table_batch, batch, k_first, key, exists, C.PAGE, MASKED)
+            page, slot = row_of(table_ptr, problem.table_batch, batch, k_first, key + pad, exists, C.PAGE, MASKED)
             k_rope = load_rope(
                 rope_ptr, page * rope_strides.page + slot * rope_strides.token, exists, 0, C.DR, C.BR, C.DR == C.BR,
                 MASKED,

@@ -37,11 +37,12 @@ def reference(
         total = num
         if table is not None:
             total = int(keys_in_table(seq_lens, table, k_rope.shape[1])[b])
-        base = total - num if starts is None else int(starts[b])
+        pad = features.mask.padding(b, total)
+        base, total = (total - num if starts is None else int(starts[b])) - pad, total - pad
         held = slice(held.start + max(-base, 0), held.stop - max(base + num - total, 0))  # those of the sequence
         base, num = max(base, 0), max(held.stop - held.start, 0)
         key = np.arange(base, base + num)
-        where: Any = held if table is None else (table[b, key // k_rope.shape[1]], key % k_rope.shape[1])
+        where: Any = held if table is None else _slots(table[b], key + pad, k_rope.shape[1])
         by_key = np.broadcast_to(scales.rope.at(where, b), (num, 1))
         rope = k_rope[where].astype(np.float64) * by_key
         whole = np.zeros((2, total, heads, max(q.shape[2], v.shape[2])))  # those that k and v do not hold: masked
@@ -56,6 +57,11 @@ def reference(
             **replace(plain, mask=mask).of_sequence(b, None, scale),
         )
     return out, lse
+
+
+def _slots(row: Array, key: Array, page_size: int) -> tuple[Array, Array]:
+    """Page and slot of keys of a sequence, by its row of the table."""
+    return row[key // page_size], key % page_size
 
 
 def _within(mask: MaskPlan, b: int, heads: int, new: int, total: int, lo: int, hi: int) -> MaskPlan:

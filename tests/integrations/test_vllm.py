@@ -168,7 +168,7 @@ WRONG: dict[str, Any] = {
     "q requires grad": lambda: attend(q=torch.zeros(2, HQ, D, requires_grad=True)),
     "key has 1 tokens: must be at least 2": lambda: vllm.reshape_and_cache_flash(
         NEW, NEW, *[torch.zeros(9, PAGE, HKV, D)] * 2, torch.tensor([0, 1]), "auto", 1.0, 1.0),
-    "key_cache has shape (9, 16, 2, 32): must be of the 2 heads of 16 that key has": lambda: vllm.reshape_and_cache_flash(
+    "key_cache has shape (9, 16, 2, 32): must be of the 2 heads of 16": lambda: vllm.reshape_and_cache_flash(
         NEW[..., :16], NEW, *[torch.zeros(9, PAGE, HKV, D)] * 2, torch.tensor([0]), "auto", 1.0, 1.0),
 }
 

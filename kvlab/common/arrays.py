@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,21 @@ INFERENCE = "detached, or the call under torch.no_grad(); kvlab is for inference
 
 # torch has dtypes that NumPy lacks, and the other way round: those cross as integers of the same size.
 _BITS = {1: "uint8", 2: "int16"}
+
+
+class Tensor(Protocol):
+    """Torch tensor, as type checkers know it without torch."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def device(self) -> Any: ...
+    def data_ptr(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
+
+
+Array: TypeAlias = np.ndarray[Any, Any] | Tensor
+"""Arrays that operations take, of either library."""
 
 
 def wants_grad(array: Any) -> bool:

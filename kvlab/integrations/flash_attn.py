@@ -127,7 +127,7 @@ def flash_attn_varlen_func(
     else:
         one = (cu_seqlens_k is None) != (seqused_k is None)
         require(one, "of cu_seqlens_k and seqused_k both or none is given", "one, the keys of each sequence")
-        lens = cu_seqlens_k.diff() if cu_seqlens_k is not None else seqused_k
+        lens: Any = cu_seqlens_k.diff() if cu_seqlens_k is not None else seqused_k
         out, lse = mha_prefill_paged(q, k, v, block_table, lens, cu_seqlens_q, **seen, **scales, **options)
     return (out, _heads_first(lse), None) if return_attn_probs else out
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from kvlab.attention.features.options import FeatureOptions, LatentFeatureOptions
 from kvlab.attention.features.rope import Rope
+from kvlab.common.arrays import Array
 from kvlab.staging import Traffic
 
 Backend = Literal["auto", "reference", "emulator", "triton", "hopper"]
@@ -21,7 +22,7 @@ class RunOptions(TypedDict, total=False):
     scale: float | None
     return_lse: bool
     base2: bool
-    out: Any
+    out: Array | None
     batch_invariant: bool
     arch: Arch
     arithmetic: Arithmetic
@@ -54,7 +55,7 @@ class MLADecodeOptions(LatentFeatureOptions, SplitOptions, total=False):
     """Keywords of ``mla_decode_paged``."""
 
     v_dim: int
-    indices: Any
+    indices: Array | None
     backend: Backend
 
 
@@ -75,7 +76,7 @@ class PagedPrefillOptions(PrefillOptions, total=False):
 class MLAPrefillOptions(FeatureOptions, RunOptions, total=False):
     """Keywords of ``mla_prefill_ragged``."""
 
-    rope_scale: Any
+    rope_scale: Array | float | None
     causal: bool | None
     max_seqlen_q: int | None
     backend: PortableBackend
@@ -84,7 +85,7 @@ class MLAPrefillOptions(FeatureOptions, RunOptions, total=False):
 class PagedMLAPrefillOptions(MLAPrefillOptions, total=False):
     """Keywords of ``mla_prefill_paged``."""
 
-    k_starts: Any
+    k_starts: Array | None
     latent_dim: int
     kv_layout: KVLayout
 
@@ -93,7 +94,7 @@ class StoreOptions(TypedDict, total=False):
     """Keywords of a store."""
 
     rope: Rope | None
-    positions: Any
+    positions: Array | None
     backend: PortableBackend
     arch: str
     check: bool | None
@@ -103,7 +104,7 @@ class StoreOptions(TypedDict, total=False):
 class MergeOptions(TypedDict, total=False):
     """Keywords of ``merge_states``."""
 
-    out: Any
+    out: Array | None
     return_lse: bool
     backend: PortableBackend
     arithmetic: Arithmetic

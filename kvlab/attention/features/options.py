@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
+
+from kvlab.common.arrays import Array
 
 from . import alibi, leftpad, scales, sinks, softcap, temperature
+from .masks import Mask
 
 
 class LatentFeatureOptions(TypedDict, total=False):
     """Keywords that change scores, for calls whose V is a part of K; ``DOCUMENTATION`` says what each is."""
 
-    mask: Any
-    window: Any
-    leftpad_k: Any
+    mask: Mask | None
+    window: int | tuple[int | None, int | None] | None
+    leftpad_k: Array | None
     softcap: float
-    sinks: Any
-    alibi_slopes: Any
-    temperature: Any
-    q_scale: Any
-    k_scale: Any
+    sinks: Array | None
+    alibi_slopes: Array | None
+    temperature: Array | None
+    q_scale: Array | float | None
+    k_scale: Array | float | None
 
 
 class FeatureOptions(LatentFeatureOptions, total=False):
     """Keywords that change scores and values."""
 
-    v_scale: Any
+    v_scale: Array | float | None
 
 
 DOCUMENTATION = {

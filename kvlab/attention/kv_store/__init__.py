@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.call.options import KVLayout, StoreOptions
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
+from kvlab.common.arrays import Array
 
 from .call import Store, store_of_collection, store_of_pages, store_of_rows
 
@@ -15,9 +16,9 @@ __all__ = ["kv_store", "kv_store_paged", "mla_store_paged"]
 
 @PublicOperation
 def kv_store_paged(
-    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *, k_scale: Any = None, v_scale: Any = None,
-    k_granularity: int | None = None, v_granularity: int | None = None, kv_layout: KVLayout = "NHD",
-    **options: Unpack[StoreOptions],
+    k: Array, v: Array | None, k_cache: Array, v_cache: Array | None, slot_mapping: Array, *,
+    k_scale: Array | float | None = None, v_scale: Array | float | None = None, k_granularity: int | None = None,
+    v_granularity: int | None = None, kv_layout: KVLayout = "NHD", **options: Unpack[StoreOptions],
 ) -> Store:
     """Write K and V of T tokens into the slots of a paged cache, in place, in one launch.
 
@@ -65,9 +66,9 @@ def kv_store_paged(
 
 @PublicOperation
 def kv_store(
-    k: Any, v: Any, cache: PagedKVCacheCollection | ContinuousBatchingKVCacheCollection, layer: int = 0, *,
-    cu_seqlens: Any = None, valid_lengths: Any = None, slot_mapping: Any = None, k_scale: Any = None,
-    v_scale: Any = None, **options: Unpack[StoreOptions],
+    k: Array, v: Array | None, cache: PagedKVCacheCollection | ContinuousBatchingKVCacheCollection, layer: int = 0, *,
+    cu_seqlens: Array | None = None, valid_lengths: Array | None = None, slot_mapping: Array | None = None,
+    k_scale: Array | float | None = None, v_scale: Array | float | None = None, **options: Unpack[StoreOptions],
 ) -> Store:
     """Write K and V of the new tokens of every sequence into one layer of a cache, in place, in one launch.
 
@@ -108,8 +109,8 @@ def kv_store(
 
 @PublicOperation
 def mla_store_paged(
-    latent: Any, k_rope: Any, cache: Any, slot_mapping: Any, *, scale: Any = None, kv_layout: KVLayout = "NHD",
-    **options: Unpack[StoreOptions],
+    latent: Array, k_rope: Array, cache: Array, slot_mapping: Array, *, scale: Array | float | None = None,
+    kv_layout: KVLayout = "NHD", **options: Unpack[StoreOptions],
 ) -> Store:
     """Write the MLA rows of T tokens, latent and rope part, into the slots of a paged cache, in place, in one launch.
 

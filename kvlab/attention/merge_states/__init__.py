@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.call.options import MergeOptions
+from kvlab.common.arrays import Array
 
 from .call import MergeStates
 
@@ -13,7 +14,7 @@ __all__ = ["merge_states"]
 
 
 @PublicOperation
-def merge_states(outs: Any, lses: Any, **options: Unpack[MergeOptions]) -> MergeStates:
+def merge_states(outs: Array, lses: Array, **options: Unpack[MergeOptions]) -> MergeStates:
     """The attention over all keys, from N outputs over disjoint sets of them (split keys, cascade, context
     parallelism).
 

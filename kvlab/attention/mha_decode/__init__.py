@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.call.options import DecodeOptions
 from kvlab.cache import PagedKVCacheCollection
+from kvlab.common.arrays import Array
 
 from .call import MHADecode, arrays_of_collection
 
@@ -14,7 +15,7 @@ __all__ = ["mha_decode", "mha_decode_paged"]
 
 
 @PublicOperation
-def mha_decode(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Unpack[DecodeOptions]) -> MHADecode:
+def mha_decode(q: Array, cache: PagedKVCacheCollection, layer: int = 0, **options: Unpack[DecodeOptions]) -> MHADecode:
     """Attention of the newest tokens over a cache collection: ``softmax(scale Q K^T) V``.
 
     q      ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4 new tokens
@@ -40,7 +41,7 @@ def mha_decode(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options:
 
 @PublicOperation
 def mha_decode_paged(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, **options: Unpack[DecodeOptions]
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, seq_lens: Array, **options: Unpack[DecodeOptions]
 ) -> MHADecode:
     """Attention of the newest tokens over paged K and V: ``softmax(scale Q K^T) V``.
 

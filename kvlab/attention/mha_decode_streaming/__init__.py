@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.call.options import StreamingOptions
 from kvlab.attention.mha_decode.call import arrays_of_collection
 from kvlab.cache import PagedKVCacheCollection
+from kvlab.common.arrays import Array
 
 from .call import StreamingDecode
 
@@ -16,7 +17,7 @@ __all__ = ["mha_decode_streaming", "mha_decode_streaming_paged"]
 
 @PublicOperation
 def mha_decode_streaming(
-    q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Unpack[StreamingOptions]
+    q: Array, cache: PagedKVCacheCollection, layer: int = 0, **options: Unpack[StreamingOptions]
 ) -> StreamingDecode:
     """Attention of the newest tokens over a cache collection, strip by strip: ``softmax(scale Q K^T) V``.
 
@@ -37,7 +38,7 @@ def mha_decode_streaming(
 
 @PublicOperation
 def mha_decode_streaming_paged(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, **options: Unpack[StreamingOptions]
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, seq_lens: Array, **options: Unpack[StreamingOptions]
 ) -> StreamingDecode:
     """Computes :func:`~kvlab.attention.mha_decode_paged` by MAX's streaming decode: shared memory holds one strip of K
     (32 columns of a tile) and one of V (32 keys), however deep the heads are, and nothing is fetched ahead.

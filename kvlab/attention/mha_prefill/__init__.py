@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.call.options import PagedPrefillOptions, PrefillOptions
 from kvlab.cache import PagedKVCacheCollection
+from kvlab.common.arrays import Array
 
 from .call import DensePrefill, PagedPrefill, arrays_of_collection
 
@@ -15,7 +16,8 @@ __all__ = ["mha_prefill", "mha_prefill_cache", "mha_prefill_paged"]
 
 @PublicOperation
 def mha_prefill(
-    q: Any, k: Any, v: Any, *, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, **options: Unpack[PrefillOptions]
+    q: Array, k: Array, v: Array, *, cu_seqlens_q: Array | None = None, cu_seqlens_k: Array | None = None,
+    **options: Unpack[PrefillOptions]
 ) -> DensePrefill:
     """Attention of all queries: ``softmax(scale Q K^T) V``.
 
@@ -83,7 +85,7 @@ def mha_prefill(
 
 @PublicOperation
 def mha_prefill_paged(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any,
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, seq_lens: Array, cu_seqlens_q: Array,
     **options: Unpack[PagedPrefillOptions],
 ) -> PagedPrefill:
     """Attention of the new tokens over a paged cache that already holds them: chunked prefill, prefix hits.
@@ -113,7 +115,7 @@ def mha_prefill_paged(
 
 @PublicOperation
 def mha_prefill_cache(
-    q: Any, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Any, **options: Unpack[PrefillOptions]
+    q: Array, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Array, **options: Unpack[PrefillOptions]
 ) -> PagedPrefill:
     """:func:`mha_prefill_paged` over one layer of a collection, in which the new tokens are already stored.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.call.options import MLADecodeOptions
 from kvlab.cache import PagedKVCacheCollection
+from kvlab.common.arrays import Array
 
 from .call import MLADecode, arrays_of_collection
 
@@ -15,7 +16,7 @@ __all__ = ["mla_decode", "mla_decode_paged"]
 
 @PublicOperation
 def mla_decode(
-    q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Unpack[MLADecodeOptions]
+    q: Array, cache: PagedKVCacheCollection, layer: int = 0, **options: Unpack[MLADecodeOptions]
 ) -> MLADecode:
     """Absorbed MLA of the newest tokens over a cache collection: ``softmax(scale Q K^T) V``, V the latent part of K.
 
@@ -41,7 +42,8 @@ def mla_decode(
 
 @PublicOperation
 def mla_decode_paged(
-    q: Any, kv_cache: Any, block_table: Any = None, seq_lens: Any = None, **options: Unpack[MLADecodeOptions]
+    q: Array, kv_cache: Array, block_table: Array | None = None, seq_lens: Array | None = None,
+    **options: Unpack[MLADecodeOptions]
 ) -> MLADecode:
     """Absorbed MLA of the newest tokens over a paged latent cache: ``softmax(scale Q K^T) V``.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.call.options import MLAPrefillOptions, PagedMLAPrefillOptions
 from kvlab.cache import PagedKVCacheCollection
+from kvlab.common.arrays import Array
 
 from .call import PagedMLAPrefill, RaggedMLAPrefill, arrays_of_collection
 
@@ -15,8 +16,8 @@ __all__ = ["mla_prefill", "mla_prefill_paged", "mla_prefill_ragged"]
 
 @PublicOperation
 def mla_prefill(
-    q: Any, k: Any, v: Any, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Any, cu_seqlens_k: Any,
-    **options: Unpack[PagedMLAPrefillOptions],
+    q: Array, k: Array, v: Array, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Array,
+    cu_seqlens_k: Array, **options: Unpack[PagedMLAPrefillOptions],
 ) -> PagedMLAPrefill:
     """MLA of the new tokens over a cache collection, whose pages already hold their latent rows.
 
@@ -42,8 +43,8 @@ def mla_prefill(
 
 @PublicOperation
 def mla_prefill_paged(
-    q: Any, k: Any, v: Any, kv_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, cu_seqlens_k: Any,
-    **options: Unpack[PagedMLAPrefillOptions],
+    q: Array, k: Array, v: Array, kv_cache: Array, block_table: Array, seq_lens: Array, cu_seqlens_q: Array,
+    cu_seqlens_k: Array, **options: Unpack[PagedMLAPrefillOptions],
 ) -> PagedMLAPrefill:
     """MLA of the new tokens: ``softmax(scale (Q_nope K^T + Q_rope K_rope^T)) V``, K and V of each head given, the rope
     part of K read from the pages of the latent cache, where all heads share it.
@@ -124,7 +125,8 @@ def mla_prefill_paged(
 
 @PublicOperation
 def mla_prefill_ragged(
-    q: Any, k: Any, v: Any, k_rope: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **options: Unpack[MLAPrefillOptions]
+    q: Array, k: Array, v: Array, k_rope: Array, cu_seqlens_q: Array, cu_seqlens_k: Array,
+    **options: Unpack[MLAPrefillOptions]
 ) -> RaggedMLAPrefill:
     """The same with the rope part of K in an array ``[total_k, rope]`` or ``[total_k, 1, rope]``, without a cache.
 

@@ -31,6 +31,7 @@ from kvlab.attention import (
 )
 from kvlab.attention.call.options import Backend, DecodeOptions
 from kvlab.attention.kv_store import emulator
+from kvlab.attention.masks import CausalMask
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import Traffic
 
@@ -48,6 +49,7 @@ def decodes(q: Array, k: Array, v: Array, table: Array, lens: Array, cache: Page
     streamed = mha_decode_streaming_paged(q, k, v, table, lens, arch="gfx950", traffic=Traffic())
     latent = mla_decode_paged(q, k, table, lens, v_dim=128, scale=0.1, backend=backend, check=False)
     shared: DecodeOptions = {"window": 128, "softcap": 30.0, "backend": backend, "arch": "sm_80"}
+    shared |= {"mask": CausalMask(), "k_scale": lens}
     return [
         both, streamed, latent, mha_decode(q, cache, 0, **shared), mla_decode(q, cache, batch_invariant=True),
         mha_decode_streaming(q, cache, sinks=q[0, :, 0], base2=True, arithmetic="float32"),
@@ -67,6 +69,7 @@ def prefills(q: Array, k: Array, table: Array, lens: Array, starts: Array, cache
 
 
 def stores(k: Array, slots: Array, cos: Array, cache: PagedKVCacheCollection) -> None:
+    kv_store_paged(k, None, k, None, slots)
     kv_store(k, -k, cache, cu_seqlens=slots, rope=Rope(cos, cos), positions=slots)
     kv_store_paged(k, -k, k, k, slots, k_granularity=64, kv_layout="HND", backend="triton", arch="gfx942")
     mla_store_paged(k, k, k, slots, scale=0.5, check=True)

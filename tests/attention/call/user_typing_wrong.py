@@ -13,6 +13,8 @@ def wrong(q: Any, k: Any, table: Any, lens: Any, cache: Any) -> None:
     mha_decode_paged(q, k, k, table, lens, kv_layout="HDN")  # Argument "kv_layout"
     mha_decode_paged(q, k, k, table, lens, scal=0.5)  # Unexpected keyword argument "scal"
     mha_decode_paged(q, k, k, table)  # Missing positional argument "seq_lens"
+    mha_decode_paged([1.0], k, k, table, lens)  # Argument 1
+    mha_decode_paged(q, k, k, table, lens, window="causal")  # Argument "window"
     mha_decode(q, cache, arithmetic="bf16")  # Argument "arithmetic"
     mha_prefill(q, k, k, num_splits=2)  # Unexpected keyword argument "num_splits"
     mla_decode_paged(q, k, table, lens, v_scale=2.0)  # Unexpected keyword argument "v_scale"

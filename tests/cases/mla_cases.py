@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from yardsticks import far_stride, mask_on, on, page_table, rounded_attention, sparse
 
-from kvlab.attention.call.latent_rows import latent_windows
+from kvlab.attention.call.latent_rows import latent_windows, row_scales
 from kvlab.attention.features.intervals import window_interval
 from kvlab.attention.features.resolve import Features, resolve_features
 from kvlab.attention.masks import Mask, resolve_mask
@@ -32,7 +32,7 @@ class EvenKeys(Mask):
 @dataclass(frozen=True)
 class Case:
     """Sizes of a call and what it asks for; ``build`` makes its arrays. ``lens`` count the S new tokens; a ``row`` of
-    the cache is "plain", "fp8" or "rope-aware".
+    the cache is "plain", "fp8", "rope-aware" or "scaled", bytes with a scale of each 128 latents.
     """
 
     lens: tuple[int, ...]
@@ -73,7 +73,8 @@ class Case:
         rng = np.random.default_rng(self.seed)
         dtype, D = as_dtype(self.dtype), sum(self.columns)
         stored = dtype if self.row == "plain" else float8_e4m3fn
-        width = D + (self.columns[1] if self.row == "rope-aware" else 0)
+        width = D + (self.columns[1] if self.row in ("rope-aware", "scaled") else 0)
+        width += self.columns[0] // 128 * 4 if self.row == "scaled" else 0
         lens = np.array(self.lens, np.int32)
         batch, columns = len(lens), -(-lens // self.page)
         pages = int(columns.sum()) + 2
@@ -85,6 +86,11 @@ class Case:
         for window, first in zip(latent_windows(rows, *self.columns), (0, self.columns[0]), strict=True):
             window[...] = np.nan
             window[at] = values[:, first : first + window.shape[2]].astype(window.dtype)
+        by_block = row_scales(rows, *self.columns)
+        if by_block is not None:
+            by_block[...] = np.nan
+            by_block[at] = rng.uniform(0.5, 2, (len(b), by_block.shape[2]))
+            kv = kv.view(np.uint8)
         q = rng.standard_normal((batch, self.S, self.H, D)).astype(dtype)
         more: dict[str, Any] = {"mask": self.mask, "window": self.window, "softcap": self.softcap}
         more["sinks"] = rng.standard_normal(self.H).astype(np.float32) if self.sinks else None
@@ -150,6 +156,11 @@ class Inputs:
         return latent_windows(self.rows, self.v_dim, self.q.shape[-1] - self.v_dim)
 
     @property
+    def row_scales(self) -> Array | None:
+        """The scales of rows that have them."""
+        return row_scales(self.rows, self.v_dim, self.q.shape[-1] - self.v_dim)
+
+    @property
     def features(self) -> Features:
         """As the public function puts them together."""
         asked = dict(self.asked)
@@ -180,7 +191,8 @@ class Inputs:
 
     def exact(self) -> tuple[Array, Array]:
         """The float64 reference."""
-        return reference(self.q, *self.windows, self.table, self.lens, scale=self.scale, features=self.features)
+        arrays = self.q, *self.windows, self.table, self.lens
+        return reference(*arrays, scale=self.scale, features=self.features, row_scales=self.row_scales)
 
     def plain_torch(self) -> Array:
         """``softmax(scores) v`` as PyTorch has it in q's dtype, every intermediate rounded; e4m3 multiplied by its
@@ -201,6 +213,8 @@ class Inputs:
         at = self.table[b, token // page], token % page
         latent, rope = (window[at].astype(np.float32) for window in self.windows)
         by = np.broadcast_to(self.features.scales.k.at((*at, 0)), len(token))[:, None]
+        if self.row_scales is not None:
+            by = np.repeat(self.row_scales[at], 128, axis=-1)
         same = self.windows[0].dtype == self.windows[1].dtype
         return np.concatenate([latent * by, rope * (by if same else 1)], -1)
 

@@ -238,7 +238,8 @@ class Call(Generic[R]):
     def refer(self, *arrays: Any, out: Any, **named: Any) -> tuple[Any, ...]:
         """The reference, rounded to the dtypes of the operation."""
         reference = function_at(self.plan.sibling)
-        exact, lse = reference(*arrays, **{name: named[name] for name in ("scale", "features") if name in named})
+        known = {name: named[name] for name in ("scale", "features", "row_scales") if name in named}
+        exact, lse = reference(*arrays, **known)
         base2 = self.base2 and self.base2_by_siblings
         return rounded(exact, lse / math.log(2) if base2 else lse, result_dtype(arrays[0]), out)
 

@@ -121,6 +121,8 @@ def mla_store_paged(
                bfloat16: the rope-aware row, 640 bytes for 512 + 64
              * fp8, width L + 4 L / 128 + 2 R bytes: a computed float32 scale for each 128 latents between them, 656
                bytes for 512 + 64
+
+             Of the latter two it may be of uint8, too: the latent is then in e4m3
     rope     turns the rope part
     kv_layout  of a cache with four axes: "NHD", or "HND" ``[pages, 1, page_size, width]``
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention.call.latent_rows import viewed
+from kvlab.attention.call.latent_rows import scaled_width, uint8, viewed
 from kvlab.attention.features.resolve import kv_view
 from kvlab.common.arrays import dtype_of
 from kvlab.common.checks import require
-from kvlab.memory import bfloat16, float32
+from kvlab.memory import bfloat16, float8_e4m3fn, float32
 
 from .inputs import LIMITS
-
-BLOCK = 128
-"""Latents that share a scale in a row with scales."""
 
 
 def mla_windows(
@@ -35,15 +32,16 @@ def mla_windows(
     kind = dtype_of(cache, "cache")
     if width == L + R:
         return latent, k_rope, rows[..., :L], rows[..., L:], scale
-    scales = 4 * (L // BLOCK)
-    forms = {L + 2 * R: 0, **({L + scales + 2 * R: scales} if L % BLOCK == 0 else {})}
+    scaled = scaled_width(L, R)
+    forms = {L + 2 * R: 0, **({} if scaled is None else {scaled: scaled - L - 2 * R})}
     require(
-        kind in LIMITS and width in forms,
+        kind in (*LIMITS, uint8) and width in forms,
         f"cache has dtype {kind} and rows of {width} for {L} latents and {R} rope values",
-        f"rows of {L + R}, or of an fp8 format and {' or '.join(map(str, forms))} bytes",
+        f"rows of {L + R}, or of an fp8 format or uint8 and {' or '.join(map(str, forms))} bytes",
     )
     require(not forms[width] or scale is None, "scale of a row with scales", "left out: they are computed")
     behind = viewed(rows[..., L + forms[width] :], bfloat16, "cache")
     if forms[width]:
         scale = viewed(rows[..., L : L + forms[width]], float32, "cache")
-    return latent, k_rope, rows[..., :L], behind, scale
+    content = viewed(rows[..., :L], float8_e4m3fn, "cache") if kind == uint8 else rows[..., :L]
+    return latent, k_rope, content, behind, scale

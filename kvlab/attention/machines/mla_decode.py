@@ -11,7 +11,7 @@ import numpy as np
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, Traffic
-from kvlab.staging.tile.iterator import SlotIterator
+from kvlab.staging.tile.iterator import SlotIterator, key_offsets
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
 from .parts import Parts
@@ -29,9 +29,11 @@ class LatentAndRopeCTA(Parts):
     their traffic counts.
     """
 
-    def __init__(self, ctas: Sequence[Any], tiles: Sequence[KVCacheIterator]) -> None:
+    def __init__(
+        self, ctas: Sequence[Any], tiles: Sequence[KVCacheIterator], by_block: KVCacheIterator | None = None
+    ) -> None:
         super().__init__(ctas, ctas[:1])
-        self.latent, self.rope, self.tiles = ctas[0], ctas[-1], tiles
+        self.latent, self.rope, self.tiles, self.by_block = ctas[0], ctas[-1], tiles, by_block
         self._followed = False
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
@@ -41,8 +43,19 @@ class LatentAndRopeCTA(Parts):
     def load_k(self, start: Array, active: Array) -> tuple[Any, Any]:
         """The tile of these pages into shared memory, then to the operands of S = Q K^T."""
         self._walk_from(start)
-        latent, rope = (cta.load_k(tiles.next_tile(), active) for cta, tiles in zip(self.ctas, self.tiles, strict=True))
-        return latent, rope
+        of_latents = () if self.by_block is None else (self._scales_at(self.by_block, start),)
+        latent = self.latent.load_k(self.tiles[0].next_tile(), active, *of_latents)
+        return latent, self.rope.load_k(self.tiles[1].next_tile(), active)
+
+    def _scales_at(self, tiles: KVCacheIterator, start: Array) -> Array:
+        """The scales of the latents of the keys from ``start`` on, ``[programs, BN, blocks]``, in registers."""
+        tiles.tile_start_row = start
+        tile = tiles.next_tile()
+        at = key_offsets(tile)
+        size = tile.dtype.itemsize
+        self.latent.traffic.move("DRAM->registers", int((at >= 0).sum()) * tiles.depth * size)
+        found: Array = tile.memory.load(np.maximum(at, 0) * size, tile.dtype, tiles.depth, mask=at >= 0)
+        return found
 
     def _walk_from(self, start: Array) -> None:
         """The tile at ``start`` is the next; from the first on they are fetched ahead."""
@@ -108,6 +121,7 @@ def _whole_rows(latent: PagedKVCache, rope: PagedKVCache) -> PagedKVCache:
 def mla_cta(
     arch: str, BM: int, BN: int, padded: tuple[int, int], latent: PagedKVCache, rope: PagedKVCache, batch_idx: Array,
     end: Array, traffic: Traffic, *, dtype: Any = None, num_warps: int = 4, num_stages: int = 1, listed: bool = False,
+    row_scales: PagedKVCache | None = None,
 ) -> LatentAndRopeCTA:
     """The CTA models of ``arch`` for tiles of BM query rows and BN keys; ``latent`` and ``rope`` are the windows of a
     cache with one head, whose columns are ``padded`` in shared memory.
@@ -116,7 +130,7 @@ def mla_cta(
     is that of Q and of the products, the cache's if None; e4m3 latents are converted on their way. gfx950: MAX's decode
     with V in K's memory. sm_80, sm_90: what our Triton kernel compiles to with ``num_warps`` and ``num_stages``, of
     which the numbers of the pages take every second; float32 without tensor cores. ``listed``: the tables are lists of
-    slots.
+    slots. ``row_scales``: a cache of the scales that latents have.
     """
     dtype, stored = np.dtype(latent.dtype if dtype is None else dtype), (latent.dtype, rope.dtype)
     columns = list(zip((latent.kv_params.head_size, rope.kv_params.head_size), padded, strict=True))
@@ -139,4 +153,5 @@ def mla_cta(
         return WholeLatentsCTA([model.of(tile, KVRows(cache, cache, batch_idx, head), traffic)], [walk(cache)])
     first = model.of(part(0, columns[0]), KVRows(latent, latent, batch_idx, head), traffic)
     other = model.of(part(1, (0, 0)), KVRows(rope, rope, batch_idx, head), traffic, beside=True)
-    return LatentAndRopeCTA([first, other], [walk(latent), walk(rope)])
+    by_block = None if row_scales is None else walk(row_scales)
+    return LatentAndRopeCTA([first, other], [walk(latent), walk(rope)], by_block)

@@ -53,7 +53,9 @@ def mla_decode_paged(
                  e4m3 with a cache of e4m3 (multiplied in bfloat16). The latent columns are those of the absorbed query
     kv_cache     ``[pages, page_size, D]`` or with an axis of one head (see ``kv_layout``), of q's dtype, or (with q of
                  8 or 16 bits) float8_e4m3fn; or rope-aware rows, e4m3 latents and a bfloat16 rope part (640 bytes for
-                 512 + 64; see :func:`kvlab.attention.mla_store_paged`). Any strides with a contiguous last dimension;
+                 512 + 64), or these with float32 scales of 128 latents each between them (656 bytes), what they are
+                 multiplied by before that is rounded to q's dtype (bfloat16 for e4m3); such bytes are of float8_e4m3fn
+                 or uint8 (see :func:`kvlab.attention.mla_store_paged`). Any strides with a contiguous last dimension;
                  D = v_dim + 16 to 128 rope columns, both multiples of 16
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
                  sequence's end are not read

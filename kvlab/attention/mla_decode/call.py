@@ -10,7 +10,7 @@ import numpy as np
 from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import check_dtype, check_lengths_and_pages, check_slots, lengths_with_new
 from kvlab.attention.call.explain import Explanation
-from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
+from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows, row_scales
 from kvlab.attention.call.layers import latent_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_result
 from kvlab.attention.features.intervals import keys_in_table
@@ -49,6 +49,7 @@ class MLADecode(Call[Any]):
     block_table: Any
     seq_lens: Any
     inputs: MLAInputs
+    row_scales: Any
 
     def check_arguments(self, sizes: Sizes) -> None:
         q, kv_cache, v_dim, D, tokens = self.q, self.kv_cache, self.v_dim, sizes["D"], sizes.get("S", 1)
@@ -57,7 +58,7 @@ class MLADecode(Call[Any]):
         else:
             self.check_indices()
         require(1 <= sizes["H"] <= MAX_HEADS, f"q has {sizes['H']} heads", f"1 to {MAX_HEADS}")
-        fp8 = is_fp8(kv_cache)
+        fp8 = dtype_of(kv_cache, "kv_cache").itemsize == 1
         if not (is_fp8(q) and fp8):
             check_dtype("q", q)
         whole = isinstance(v_dim, int) and v_dim % 16 == 0 and 32 <= v_dim <= 512
@@ -66,6 +67,9 @@ class MLADecode(Call[Any]):
         require(rope % 16 == 0 and 16 <= rope <= 128, f"{D} columns of which {v_dim} are v_dim leave {rope} for rope",
                 "a multiple of 16 from 16 to 128")
         check_latent_rows(kv_cache, v_dim, rope, self.kv_layout)
+        if row_scales(kv_cache, v_dim, rope, self.kv_layout) is not None:
+            width, none = kv_cache.shape[-1], self.arguments.get("k_scale") is None
+            require(none, f"k_scale is given with rows of {width} bytes", "None: they have their scales")
         require(fp8 or kv_cache.dtype == q.dtype, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}")
         require(not fp8 or dtype_of(q, "q").itemsize <= 2, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}",
                 "bfloat16, float16 or float8_e4m3fn")
@@ -104,6 +108,7 @@ class MLADecode(Call[Any]):
             self.dropped, q, self.into = 1, add_axis(q, 1), add_axis(self.out, 1)
         windows = latent_windows(self.kv_cache, self.v_dim, q.shape[-1] - self.v_dim, self.kv_layout)
         self.inputs = MLAInputs(q, *windows, *rows, self.into)
+        self.row_scales = row_scales(self.kv_cache, self.v_dim, q.shape[-1] - self.v_dim, self.kv_layout)
         self.arrays, latent = self.inputs[:5], windows[0][:, :, None]
         self.features = self.resolve(q, latent, latent, batch=q.shape[0], lengths=self.lengths)
 
@@ -114,7 +119,7 @@ class MLADecode(Call[Any]):
 
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         inputs, features = self.inputs, self.features
-        problem = MLADecodeProblem.of(*inputs[:5])
+        problem = MLADecodeProblem.of(*inputs[:5], self.row_scales)
         lacks = hopper_lacks(inputs, problem, features, scale)
         chosen, reason, hopper = choose_with_hopper(inputs.q, self.backend, lacks, None, SUPPORTED)
         emulated = self.arch if chosen == "emulator" else None
@@ -141,6 +146,9 @@ class MLADecode(Call[Any]):
             heavy=features.heavy or problem.fp8, wgmma=holds_wgmma_rows(), **splits,
         )
         return Explanation("mla_decode", chosen, reason, config, config.grid(problem), emulated), problem, chosen
+
+    def named(self) -> dict[str, Any]:
+        return super().named() | ({} if self.row_scales is None else {"row_scales": self.row_scales})
 
     def results(self, *found: Any) -> Any:
         if self.indices is not None and self.q.ndim == 4:

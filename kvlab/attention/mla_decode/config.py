@@ -52,7 +52,8 @@ class MLAInputs(NamedTuple):
 @dataclass(frozen=True)
 class MLADecodeProblem:
     """Sizes of one call: B sequences, S new tokens each, H heads, rows of latent and rope columns. ``listed``: rows
-    have lists of the slots that they see, of ``max_keys`` places, not pages of keys.
+    have lists of the slots that they see, of ``max_keys`` places, not pages of keys. ``scaled``: rows of the cache have
+    scales of their latents.
     """
 
     batch: int
@@ -68,16 +69,20 @@ class MLADecodeProblem:
     """Whether the latent columns are e4m3."""
     kv_heads: int = 1
     listed: bool = False
+    scaled: bool = False
 
     @classmethod
-    def of(cls, q: Any, kv_cache: Any, k_rope: Any, block_table: Any, seq_lens: Any) -> MLADecodeProblem:
+    def of(
+        cls, q: Any, kv_cache: Any, k_rope: Any, block_table: Any, seq_lens: Any, row_scales: Any = None
+    ) -> MLADecodeProblem:
         """The sizes of a call on q ``[B, S, H, D]`` and the windows of a cache; arrays of either library."""
         (batch, tokens, heads), (_, page_size, latent) = map(int, q.shape[:3]), map(int, kv_cache.shape)
         kind, listed = dtype_of(kv_cache, "kv_cache").itemsize, seq_lens is None
         max_keys = most_keys(int(block_table.shape[1]), 1 if listed else page_size)
         itemsize, rope = dtype_of(q, "q").itemsize, int(k_rope.shape[2])
         return cls(
-            batch, tokens, heads, latent, rope, itemsize, page_size, max_keys, kind == 1, listed=listed
+            batch, tokens, heads, latent, rope, itemsize, page_size, max_keys, kind == 1, listed=listed,
+            scaled=row_scales is not None,
         )
 
     @property
@@ -132,9 +137,9 @@ def choose_config(
 
     16 or 32 rows with mma.sync or MFMA; on Hopper 64 keys, where pages hold whole tiles: one CTA an SM, the next tile
     in flight. ``wgmma``: more than 32 rows on sm_90 take 64, which compiles to wgmma, where the compiler at hand spills
-    nothing in it. float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight warps (16 keys before sm_90, or
-    registers spill). e4m3 takes eight warps from sm_100 on, for the same reason. ``emulated``: MAX's 16 rows x 128 keys
-    on gfx950, where the compiled kernel would spill them. ``batch_invariant``: a split for every 2048 keys that a row
+    nothing in it. Latents with scales go through registers: 16 rows, or these spill. float32 has no tensor cores on
+    NVIDIA: 16 rows x 32 keys with eight warps (16 keys before sm_90, or registers spill). e4m3 takes eight warps from
+    sm_100 on, for the same reason. ``emulated``: MAX's 16 rows x 128 keys on gfx950, where the compiled kernel would spill them. ``batch_invariant``: a split for every 2048 keys that a row
     of the table holds, whatever the batch and the device.
 
     >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, page_size=64,
@@ -154,6 +159,8 @@ one_page=True)
         BM, BN, num_warps, num_stages = (16, 16, 4, 1) if amd else (16, 32, 8, 1)
         if products == "mma.sync":
             BN = 16
+    elif problem.scaled:
+        BM, BN, num_warps, num_stages = (16, 16, 4, 1) if amd else (16, 32, 8, 2)
     elif amd:
         BM, BN, num_warps, num_stages = min(32, 16 * -(-problem.rows // 16)), 32, 4, 1
     elif wgmma and products == "wgmma" and problem.rows > 32 and not heavy:

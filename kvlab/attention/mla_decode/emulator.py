@@ -45,7 +45,7 @@ def place(
 def attend(
     q_array: Array, cache: PagedKVCache, rope: PagedKVCache, seq_lens: Array | None, slots: int | None, o_array: Array,
     lse_array: Array, scale_log2: Any, features: Features, problem: MLADecodeProblem, config: MLADecodeConfig,
-    arch: str, traffic: Traffic,
+    arch: str, traffic: Traffic, row_scales: PagedKVCache | None = None,
 ) -> None:
     """BM query rows (tokens x heads) against the keys of one split of one sequence, for each program."""
     #: setup -> q, q_rope, lo, hi, first, limit    this program's rows, its split of the keys, the query tile
@@ -57,6 +57,7 @@ def attend(
     cta = mla_cta(  #- programs
         arch, config.BM, BN, (config.BV, config.BR), cache, rope, batch, hi + pad, traffic, dtype=q_array.dtype,
         num_warps=config.num_warps, num_stages=config.num_stages, listed=problem.listed,
+        row_scales=row_scales,
     )
     dram = Memory.over(q_array, name="q")  #- address
     rows_at = row_offsets(q_array, (batch[:, None], token, head), is_row)  #- address
@@ -110,6 +111,7 @@ def launch(
     scale: float,
     features: Features,
     config: MLADecodeConfig,
+    row_scales: Array | None = None,
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,
@@ -118,9 +120,10 @@ def launch(
     arguments are valid.
 
     q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope.
+    row_scales ``[pages, page_size, v_dim / 128]``: of the latents of rows.
     """
     batch, tokens, heads, _ = q.shape
-    problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table, seq_lens)
+    problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table, seq_lens, row_scales)
     traffic = Traffic() if traffic is None else traffic
     out = np.empty((batch, tokens, heads, problem.latent), result_dtype(q)) if out is None else out
     lse = np.empty((batch, tokens, heads), np.float32)
@@ -129,6 +132,9 @@ def launch(
     windows = kv_cache[:, :, None], k_rope[:, :, None]
     keys = np.zeros(batch, np.int32) if seq_lens is None else key_count(seq_lens, problem.max_keys)
     cache, rope = paged(windows, block_table, keys, tokens, problem.max_keys)
+    by_block = None
+    if row_scales is not None:
+        (by_block,) = paged((row_scales[:, :, None],), block_table, keys, tokens, problem.max_keys)
     slots = kv_cache.shape[0] * kv_cache.shape[1] if problem.listed else None
     part, part_lse = partial_results(out, lse, config.num_splits)
     features = features.of_latents(k_rope.dtype == kv_cache.dtype)
@@ -136,7 +142,7 @@ def launch(
     with traffic.launch():
         attend(
             q if q.dtype.itemsize > 1 else q.astype(bfloat16), cache, rope, seq_lens, slots, part, part_lse,
-            scale_log2, features, problem, config, arch, traffic,
+            scale_log2, features, problem, config, arch, traffic, by_block,
         )
     if config.num_splits > 1:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)

@@ -78,11 +78,22 @@ def place(table_ptr, start, key, pad, exists, slots, PAGE: tl.constexpr, BN: tl.
 
 @triton.jit
 def load_k(
-    kv_ptr, rope_ptr, kv_at, rope_at, exists, dtype: tl.constexpr, DV: tl.constexpr, DR: tl.constexpr,
-    BV: tl.constexpr, BR: tl.constexpr,
+    kv_ptr, rope_ptr, by_block_ptr, kv_at, rope_at, scale_at, exists, dtype: tl.constexpr, DV: tl.constexpr,
+    DR: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr,
 ):
-    """Latent and rope columns of keys, ``[BN, BV]`` and ``[BN, BR]`` in ``dtype``."""
-    k = load_columns(kv_ptr, kv_at, exists, 0, DV, BV, DV == BV).to(dtype)
+    """Latent and rope columns of keys, ``[BN, BV]`` and ``[BN, BR]`` in ``dtype``. ``by_block_ptr``: float32 scales of
+    128 latents each.
+    """
+    if by_block_ptr is not None:
+        block = tl.arange(0, BV // 128)
+        inside = exists[:, None] & (block < DV // 128)[None, :]
+        by_block = tl.load(by_block_ptr + scale_at[:, None] + block[None, :], mask=inside, other=0.0)
+        column = 128 * block[:, None] + tl.arange(0, 128)[None, :]
+        blocks = tl.load(kv_ptr + kv_at[:, None, None] + column[None, :, :], mask=inside[:, :, None], other=0.0)
+        blocks = (blocks.to(tl.float32) * by_block[:, :, None]).to(dtype)
+        k = tl.reshape(blocks, [blocks.shape[0], BV])
+    else:
+        k = load_columns(kv_ptr, kv_at, exists, 0, DV, BV, DV == BV).to(dtype)
     k_rope = load_columns(rope_ptr, rope_at, exists, 0, DR, BR, DR == BR).to(dtype)
     return k, k_rope
 
@@ -110,8 +121,9 @@ def accumulate(p, v, o):
 
 @triton.jit
 def attend(
-    q_ptr, kv_ptr, rope_ptr, table_ptr, seq_lens_ptr, features, o_ptr, lse_ptr, slots, scale_log2, v_factor, numbers,
-    problem, q_strides, kv_strides, rope_strides, o_strides, lse_strides, C: tl.constexpr,
+    q_ptr, kv_ptr, rope_ptr, by_block_ptr, table_ptr, seq_lens_ptr, features, o_ptr, lse_ptr, slots, scale_log2,
+    v_factor, numbers, problem, q_strides, kv_strides, rope_strides, scale_strides, o_strides, lse_strides,
+    C: tl.constexpr,
 ):
     """BM query rows (tokens x heads) against the keys of one split of one sequence. Products are in q's dtype, in
     bfloat16 for e4m3.
@@ -140,8 +152,9 @@ def attend(
             table_ptr + batch * problem.table_batch, start, key, pad, exists, slots, C.PAGE, BN, C.ONE
         )
         k, k_rope = load_k(
-            kv_ptr, rope_ptr, page * kv_strides.page + slot * kv_strides.token,
-            page * rope_strides.page + slot * rope_strides.token, exists, q.dtype, C.DV, C.DR, BV, C.BR,
+            kv_ptr, rope_ptr, by_block_ptr, page * kv_strides.page + slot * kv_strides.token,
+            page * rope_strides.page + slot * rope_strides.token,
+            page * scale_strides.page + slot * scale_strides.token, exists, q.dtype, C.DV, C.DR, BV, C.BR,
         )
         #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
         scale = value_scales(features, numbers, page, slot, kv_head, exists)
@@ -175,20 +188,21 @@ def attend(
 def launch(
     q: torch.Tensor, kv_cache: torch.Tensor, k_rope: torch.Tensor, block_table: torch.Tensor,
     seq_lens: torch.Tensor | None, *, scale: float, features: Features, config: MLADecodeConfig,
-    out: torch.Tensor | None = None, again: Again = None,
+    row_scales: torch.Tensor | None = None, out: torch.Tensor | None = None, again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernels: out ``[B, S, H, v_dim]`` of q's dtype and lse ``[B, S, H]`` float32. The arguments are valid.
 
     q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope.
+    row_scales ``[pages, page_size, v_dim / 128]``: of the latents of rows.
     """
     out, lse = results(q, out, (*q.shape[:3], kv_cache.shape[2]))
     if q.numel() == 0:
         return out, lse
     f = features.of_latents(k_rope.dtype == kv_cache.dtype)
     part, part_lse = partial_results(out, lse, config.num_splits)
-    pointers = q, kv_cache, k_rope, block_table, seq_lens, feature_arrays(f), part, part_lse
+    pointers = q, kv_cache, k_rope, row_scales, block_table, seq_lens, feature_arrays(f), part, part_lse
     if not relaunched(attend, pointers, again):
-        problem, scales = MLADecodeProblem.of(q, kv_cache, k_rope, block_table, seq_lens), f.scales
+        problem, scales = MLADecodeProblem.of(q, kv_cache, k_rope, block_table, seq_lens, row_scales), f.scales
         steps, lse_steps = partial_strides(part, part_lse, config.num_splits)
         sizes = DecodeSizes(
             problem.heads, problem.tokens, config.num_splits, problem.max_keys, problem.batch, 1,
@@ -201,7 +215,8 @@ def launch(
         first_launch(attend, config.grid(problem), pointers, again)(
             kv_cache.shape[0] * kv_cache.shape[1] if problem.listed else None, scales.factor_log2(scale),
             scales.v.number, feature_numbers(f), sizes,
-            RowStrides(*q.stride()[:3]), *(PageStrides(*[*x.stride()[:2], 0]) for x in (kv_cache, k_rope)),
+            RowStrides(*q.stride()[:3]),
+            *(PageStrides(*((0, 0) if x is None else x.stride()[:2]), 0) for x in (kv_cache, k_rope, row_scales)),
             PartStrides(*steps), PartStrides(*lse_steps), C=constants, num_warps=config.num_warps,
             num_stages=config.num_stages,
         )

@@ -71,10 +71,11 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         self.copies.by_registers(role, dram, np.where(valid, offset, -1), self.shape.dtype.itemsize)
         return SharedTile(self.smem, self.shape.place(role), self.shape.dtype)
 
-    def load_k(self, tile: TileTensor, active: BoolArray) -> Fragments:
+    def load_k(self, tile: TileTensor, active: BoolArray, by_block: Any = None) -> Fragments:
         """K tile of these pages into shared memory, then to the B fragments of S = Q K^T. Of a narrower dtype, it is
-        converted on its way; of another of the same size, where it is multiplied."""
-        own = None if self._load("k", tile) or self.shape.pairs else tile.dtype
+        converted on its way, times ``by_block`` ``[programs, BN, blocks of 128 columns]`` if given; of another of the
+        same size, where it is multiplied."""
+        own = None if self._load("k", tile, by_block) or self.shape.pairs else tile.dtype
         self._state_read("k")
         return self._read("k", active, own)
 
@@ -89,12 +90,12 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
             self._state_read("v")
         return self._read("v", active)
 
-    def _load(self, role: str, tile: TileTensor) -> bool:
+    def _load(self, role: str, tile: TileTensor, by_block: Any = None) -> bool:
         """A tile into its place; whether it was converted on its way."""
         converted = not self.shape.pairs and tile.dtype.itemsize < self.shape.dtype.itemsize
         if converted:
             self.hazards.barrier()
-            self.copies.by_conversion(role, tile, self.shape.dtype)
+            self.copies.by_conversion(role, tile, self.shape.dtype, by_block)
             self.hazards.barrier()
         else:
             self.pipeline.load(role, tile)

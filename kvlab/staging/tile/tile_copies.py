@@ -104,9 +104,10 @@ class TileCopies:
         self.smem.store(address[None], tile.memory.load(source, np.uint8, 16, mask=valid))
         self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
 
-    def by_conversion(self, role: str, tile: TileTensor, dtype: np.dtype[Any]) -> None:
+    def by_conversion(self, role: str, tile: TileTensor, dtype: np.dtype[Any], by_block: Any = None) -> None:
         """The rows of a tile of another dtype: by cp.async into plain rows of their own, from there through
-        registers, where they become ``dtype``, to their place."""
+        registers, where they become ``dtype``, to their place. ``by_block``: what they are multiplied by there, in
+        float32, ``[programs, rows, blocks of 128 columns]``."""
         plan, address = self.place(role)
         columns, size = 16 // dtype.itemsize, tile.dtype.itemsize
         width = -(-(int(plan.byte.max()) // dtype.itemsize + columns) * size // 16) * 16
@@ -117,10 +118,14 @@ class TileCopies:
         self.hazards.barrier()
         plain.hazards.read(plain.used, f"{role} convert")
         vectors = plain.smem.load(plain.read_address[None], tile.dtype, columns)
+        read = vectors.size * size
+        if by_block is not None:
+            block = np.minimum(plan.byte // dtype.itemsize // 128, by_block.shape[2] - 1)  # in the padding: of zeros
+            vectors = vectors.astype(np.float32) * by_block[:, plan.row, block][..., None]
         self.smem.store(address[None], vectors.astype(dtype))
         self.hazards.write(self.filled(role), f"{role} write")
-        for edge, each in (("SMEM->registers", size), ("registers->SMEM", dtype.itemsize)):
-            self.traffic.move(edge, vectors.size * each)
+        self.traffic.move("SMEM->registers", read)
+        self.traffic.move("registers->SMEM", vectors.size * dtype.itemsize)
 
     def filled(self, at: str) -> Footprint:
         """The bytes of a place that each warp brings."""

@@ -253,6 +253,9 @@ class TestMla:
         latent, rope_part = latent_rows()
         cache = np.full((2, 4, 1, 656), CANARY, np.uint8).view(float8_e4m3fn)
         mla_store_paged(latent, rope_part, cache, np.array([6, -1, 0]), **backend)
+        of_bytes = np.full(cache.shape, CANARY, np.uint8)
+        mla_store_paged(latent, rope_part, of_bytes, np.array([6, -1, 0]), **backend)
+        assert bits(of_bytes) == bits(cache)
         rows = cache.reshape(8, 656)[[6, 0]]
         top = np.abs(latent[[0, 2]].astype(np.float32)).reshape(2, 4, 128).max(-1)
         np.testing.assert_allclose(rows[:, 512:528].view(float32), top / 448, rtol=1e-6)
@@ -347,7 +350,7 @@ class TestErrors:
             kv_store(k, v, np.zeros(3))  # type: ignore[arg-type]
 
     def test_mla_rows_of_another_width(self) -> None:
-        with pytest.raises(ValueError, match="rows of 576, or of an fp8 format and 640 or 656 bytes"):
+        with pytest.raises(ValueError, match="rows of 576, or of an fp8 format or uint8 and 640 or 656 bytes"):
             mla_store_paged(np.zeros((1, 512), np.float32), np.zeros((1, 64), np.float32), np.zeros((1, 4, 600)), [0])
 
 

@@ -42,14 +42,15 @@ def compiled(
     x = Case((5,), H=H, columns=columns, page=page, dtype=dtype, **dict(features)).build()
     tensors = [to_torch(a) for a in (x.q, *x.windows, x.table, x.lens)]
     made = as_tensors(x.features)
-    problem = replace(MLADecodeProblem.of(*tensors), max_keys=4096)
+    row_scales = None if x.row_scales is None else to_torch(x.row_scales)
+    problem = replace(MLADecodeProblem.of(*tensors, row_scales), max_keys=4096)
     config = choose_config(
         problem, arch=target, num_splits=1, heavy=made.heavy or problem.fp8, wgmma=holds_wgmma_rows()
     )
     config, caught = replace(config, **dict(other)), Caught(kernel.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
-        kernel.launch(*tensors, config=config, features=made, scale=x.scale)
+        kernel.launch(*tensors, config=config, features=made, scale=x.scale, row_scales=row_scales)
     found = as_launched(caught.fn, caught.arguments, target)
     assert has_room(found, shared_bytes(config, problem, target, biased=made.mask.bias is not None))
     return found, config
@@ -98,8 +99,12 @@ def test_rows_of_wgmma_fit(rope: int) -> None:
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
-def test_e4m3_in_q_and_cache(target: str) -> None:
-    made, _ = compiled(16, "fp8", target, features=(("row", "fp8"), ("k_scale", "head")))
+@pytest.mark.parametrize("row", ["fp8", "scaled"])
+def test_e4m3_in_q_and_cache(target: str, row: str) -> None:
+    if row == "scaled":
+        made, _ = compiled(128, "bf16", target, features=(("row", row),))
+    else:
+        made, _ = compiled(16, "fp8", target, features=(("row", row), ("k_scale", "head")))
     assert made.spills == 0
     assert made.shared <= SHARED[target]
 

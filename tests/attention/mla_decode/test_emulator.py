@@ -43,6 +43,7 @@ OF_FP8 = [
     Case((70,), H=3, row="rope-aware", k_scale="head", dtype="fp16"),
     Case((70, 9), H=3, S=2, row="fp8", k_scale="token", dtype="fp8", splits=2),
     Case((70,), H=3, row="fp8", columns=(96, 16), storage="head"),
+    Case((150, 0, 33), H=20, S=2, row="scaled", columns=(512, 64), storage="head", page=5, splits=2),
 ]
 GRID += FEATURES
 ALL = [(case, arch) for case in GRID for arch in ARCHS] + [(c, a) for c in ON_NVIDIA for a in ARCHS[:2]]

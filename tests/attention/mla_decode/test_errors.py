@@ -84,6 +84,13 @@ CASES: dict[str, tuple[Change, str]] = {
         ),
         r"k_scale has shape \(3,\): must be a number",
     ),
+    "uint8 without scales": (
+        change("kv_cache", lambda k: np.zeros(k.shape, "u1")), "kv_cache has rows of 192 uint8: must be 192, or"
+    ),
+    "scales beside those of rows": (
+        lambda a: a.update(k_scale=0.5, q=a["q"].astype("f2"), out=None, kv_cache=np.zeros((6, 16, 260), np.uint8)),
+        "k_scale is given with rows of 260 bytes: must be None: they have their scales",
+    ),
     "softcap": (lambda a: a.update(softcap=np.inf), "softcap is inf: must be a finite number"),
     "window": (lambda a: a.update(window=-1), "window is -1: must be at least 1"),
     "a mask of text": (lambda a: a.update(mask="causal"), "mask is 'causal': must be a"),

@@ -26,6 +26,7 @@ ON = {
     "few heads": (Case((90, 70, 40), H=5, page=5, splits=2), 150, ("sm_80", "sm_90", "sm_100", "gfx950")),
     "64 rows": (Case((90, 70, 40), H=40, columns=FULL, page=64, sinks=True, storage="layers"), 100, ("sm_90",)),
     "float32": (Case((40, 33), H=3, dtype="fp32", softcap=4.0, temperature=True, splits=3), 70, ("sm_80",)),
+    "scaled": (Case((90, 70), H=3, row="scaled", columns=FULL, sinks=True), 40, ("sm_90",)),
     "rope-aware": (Case((90, 70), H=3, row="rope-aware", k_scale="token", dtype="fp16"), 40, ("sm_90",)),
 }
 

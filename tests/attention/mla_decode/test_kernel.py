@@ -36,6 +36,7 @@ GRID = [
     Case((70, 5), H=17, row="fp8", k_scale="head", softcap=3.0, page=64),
     Case((70, 5), H=3, row="rope-aware", k_scale="number", dtype="fp16", page=1),
     Case((70, 5), H=3, row="rope-aware", k_scale="token", dtype="fp8"),
+    Case((70, 5), H=3, row="scaled", columns=(384, 64), dtype="fp16", storage="wide", splits=2),
     Case((90, 40), H=3, S=3, window=20, slopes=True, splits=2),
     Case((90, 40), H=3, S=3, mask=ChunkedMask(32), sinks=True, splits=2),
     Case((90, 40, 0), H=2, S=2, mask=MaterializedMask(BIAS), sinks=True, splits=3),

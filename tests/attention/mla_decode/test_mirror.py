@@ -57,6 +57,7 @@ CASES = [
     (Case((90, 3), H=5, row="rope-aware", k_scale="token", softcap=4.0, splits=2, sinks=True), "sm_90"),
     (Case((70,), H=3, S=2, row="fp8", k_scale="number", dtype="fp16", window=33, slopes=True), "sm_90"),
     (Case((70, 3), H=3, row="fp8", k_scale="head", dtype="fp8", splits=2), "sm_90"),
+    (Case((70, 3), H=3, row="scaled", columns=(512, 64), splits=2), "sm_90"),
     (Case((150,), H=3, S=2, mask=ChunkedMask(70), sinks=True, splits=2), "gfx950"),
 ]
 
@@ -71,5 +72,6 @@ def test_lockstep(case: Case, arch: str) -> None:
     arguments: dict[str, Any] = dict(
         zip(names, (x.q, *x.windows, x.table, x.lens), strict=True), config=config, features=x.features, scale=x.scale
     )
+    arguments |= {} if x.row_scales is None else {"row_scales": x.row_scales}
     result = lockstep("mla_decode", arguments, emulator={"arch": arch})
     assert result.ok, str(result.first_difference)

@@ -139,8 +139,9 @@ def choose_config(
     in flight. ``wgmma``: more than 32 rows on sm_90 take 64, which compiles to wgmma, where the compiler at hand spills
     nothing in it. Latents with scales go through registers: 16 rows, or these spill. float32 has no tensor cores on
     NVIDIA: 16 rows x 32 keys with eight warps (16 keys before sm_90, or registers spill). e4m3 takes eight warps from
-    sm_100 on, for the same reason. ``emulated``: MAX's 16 rows x 128 keys on gfx950, where the compiled kernel would spill them. ``batch_invariant``: a split for every 2048 keys that a row
-    of the table holds, whatever the batch and the device.
+    sm_100 on, for the same reason. ``emulated``: MAX's 16 rows x 128 keys on gfx950, where the compiled kernel would
+    spill them. ``batch_invariant``: a split for every 2048 keys that a row of the table holds, whatever the batch and
+    the device.
 
     >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, page_size=64,
     ...                            max_keys=32768)

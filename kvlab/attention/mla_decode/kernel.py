@@ -122,7 +122,7 @@ def accumulate(p, v, o):
 @triton.jit
 def attend(
     q_ptr, kv_ptr, rope_ptr, by_block_ptr, table_ptr, seq_lens_ptr, features, o_ptr, lse_ptr, slots, scale_log2,
-    v_factor, numbers, problem, q_strides, kv_strides, rope_strides, scale_strides, o_strides, lse_strides,
+    v_factor, numbers, problem, q_strides, kv_strides, rope_strides, by_block_strides, o_strides, lse_strides,
     C: tl.constexpr,
 ):
     """BM query rows (tokens x heads) against the keys of one split of one sequence. Products are in q's dtype, in
@@ -154,7 +154,7 @@ def attend(
         k, k_rope = load_k(
             kv_ptr, rope_ptr, by_block_ptr, page * kv_strides.page + slot * kv_strides.token,
             page * rope_strides.page + slot * rope_strides.token,
-            page * scale_strides.page + slot * scale_strides.token, exists, q.dtype, C.DV, C.DR, BV, C.BR,
+            page * by_block_strides.page + slot * by_block_strides.token, exists, q.dtype, C.DV, C.DR, BV, C.BR,
         )
         #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
         scale = value_scales(features, numbers, page, slot, kv_head, exists)
@@ -216,7 +216,7 @@ def launch(
             kv_cache.shape[0] * kv_cache.shape[1] if problem.listed else None, scales.factor_log2(scale),
             scales.v.number, feature_numbers(f), sizes,
             RowStrides(*q.stride()[:3]),
-            *(PageStrides(*((0, 0) if x is None else x.stride()[:2]), 0) for x in (kv_cache, k_rope, row_scales)),
+            *(PageStrides(*[*((0, 0) if x is None else x.stride()[:2]), 0]) for x in (kv_cache, k_rope, row_scales)),
             PartStrides(*steps), PartStrides(*lse_steps), C=constants, num_warps=config.num_warps,
             num_stages=config.num_stages,
         )

@@ -14,9 +14,6 @@ from kvlab.attention.tiles.pages import row_of_kernel as row_of
 from kvlab.attention.tiles.rows import packed_rows_kernel as packed_rows
 from kvlab.triton_support.twins import compiled
 
-from .alibi import lower_kernel as lower
-from .alibi import slope_of_kernel as slope_of
-from .bias import add_bias_kernel as add_bias
 from .intervals import key_count_kernel as key_count
 from .intervals import key_range_kernel as key_range
 from .intervals import padding_kernel as padding
@@ -28,18 +25,14 @@ from .scales import key_scales_kernel as key_scales
 from .scales import nope_scales_kernel as nope_scales
 from .scales import rope_scales_kernel as rope_scales
 from .scales import scale_weights_kernel as scale_weights
-from .scales import token_scale_kernel as token_scale
 from .scales import value_scales_kernel as value_scales
 from .scores import adjust_kernel as adjust
 from .scores import hide_kernel as hide
 from .scores import row_terms_kernel as row_terms
-from .sinks import sink_alone_kernel as sink_alone
 from .sinks import start_rows_kernel as start_rows
-from .softcap import cap_kernel as cap
-from .temperature import heat_kernel as heat
 
 globals().update(compiled(
-    triton.jit, tl, add_bias, adjust, cap, head_scale, heat, hide, in_pages, in_slots, key_count, key_range, key_scales,
-    log_sum, lower, nope_scales, packed_rows, padding, rope_scales, rotate, row_count, row_of, row_terms, scale_weights,
-    sink_alone, slope_of, split_keys, start_rows, token_scale, value_scales, visible_end, weigh,
+    triton.jit, tl, adjust, head_scale, hide, in_pages, in_slots, key_count, key_range, key_scales, log_sum,
+    nope_scales, packed_rows, padding, rope_scales, rotate, row_count, row_of, row_terms, scale_weights, split_keys,
+    start_rows, value_scales, visible_end, weigh,
 ))

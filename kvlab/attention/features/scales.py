@@ -184,9 +184,11 @@ def latent_scales(scales: Scales, whole: bool) -> Scales:
     return replace(scales, v=scales.k) if whole else replace(scales, k=Scale(), nope=scales.k, v=scales.k)
 
 
-def head_scale(factor: Any, scale_array: Array | None, batch: Any, kv_head: Array) -> Array:
-    """``factor``, a number or ``[P]``, times the scale of each program's KV head ``[P]`` in its sequence ``batch``."""
-    factor = np.broadcast_to(np.float32(factor), kv_head.shape)
+def head_scale(factor: Any, scale_array: Array | None, batch: Any, kv_head: Any) -> Array:
+    """``factor``, a number or of the shape of ``kv_head``, times the scale of each of these KV heads in its sequence
+    ``batch``.
+    """
+    factor = np.broadcast_to(np.float32(factor), np.shape(kv_head))
     if scale_array is not None:
         sequence = (batch,) if scale_array.ndim > 1 else ()  #- address
         factor = factor * scale_array[*sequence, kv_head]

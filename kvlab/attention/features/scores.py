@@ -1,7 +1,8 @@
 """Scores of a tile as the softmax takes them: every feature in its turn, in float64, in NumPy and in Triton.
 
 Scores are in units of log2, but in float64. The order: softmax scale, scales of q and k, temperature, softcap, ALiBi,
-bias, mask. Two twins are called for each tile, ``adjust`` and ``hide``; ``row_terms`` before the first.
+bias, mask. Two twins are called for each tile, ``adjust`` and ``hide``; ``row_terms`` before the first. Hopper's
+kernels take features that are the same for all keys of a row: ``factor_of`` at first, ``adjust_by_row`` for each tile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .alibi import lower, lower_exactly, lower_kernel, slope_of, slope_of_kernel
 from .bias import add_bias, add_bias_exactly, add_bias_kernel
 from .resolve import Features
 from .scales import head_scale, head_scale_kernel
-from .softcap import cap, cap_exactly, cap_kernel
+from .softcap import bound, bound_kernel, cap, cap_exactly, cap_kernel
 from .temperature import heat, heat_exactly, heat_kernel
 
 if TYPE_CHECKING:
@@ -40,14 +41,20 @@ def scores_exactly(
     return np.where(visible, s, -np.inf), visible
 
 
+def factor_of(scale: Any, features: Features, batch: Any, kv_head: Any, head: Array) -> Array:
+    """What the scores of query heads ``head`` are multiplied by, ``scale`` with it, of the shape of ``head``;
+    ``kv_head``: the KV heads of these, which broadcast against it.
+    """
+    factor = head_scale(scale, features.scales.q.heads, batch, kv_head)
+    factor = head_scale(factor, features.scales.k.heads, batch, kv_head)
+    return heat(np.broadcast_to(factor, head.shape), features.temperature, head)
+
+
 def row_terms(
     scale_log2: Any, features: Features, batch: Array, kv_head: Array, head: Array
 ) -> tuple[Array, Array]:
     """(factor, slope) ``[P, BM]`` of rows of query heads ``head``: what their scores are multiplied by, and ALiBi's."""
-    factor = scale_log2
-    factor = head_scale(factor, features.scales.q.heads, batch, kv_head)
-    factor = head_scale(factor, features.scales.k.heads, batch, kv_head)
-    factor = heat(np.broadcast_to(factor[:, None], head.shape), features.temperature, head)
+    factor = factor_of(scale_log2, features, batch[:, None], kv_head[:, None], head)
     slope = slope_of(features.slopes, batch, head)
     return factor, slope
 
@@ -68,6 +75,16 @@ def adjust(
     return s
 
 
+def adjust_by_row(s: Fragments, factor: Array, inner: Any, features: Features) -> Fragments:
+    """Products as scores by what is the same for all keys of a row: ``factor`` ``[P, BM]``, and a softcap, which makes
+    ``tanh(s * inner)`` of them; the softmax multiplies by the second of ``cap_terms``.
+    """
+    s = s * s.by_row(factor)
+    if features.softcap > 0:
+        s = bound(s, inner)
+    return s
+
+
 def hide(
     s: Fragments, rows: tuple[Array, ...], key: Array, features: Features, bounded: bool
 ) -> Fragments:
@@ -84,12 +101,18 @@ def hide(
     return s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
 
 
+def factor_of_kernel(scale, features, numbers, batch, kv_head, head):
+    """What the scores of query heads ``head`` are multiplied by, as of ``factor_of``; ``scale`` alone where there is
+    no more.
+    """
+    factor = head_scale_kernel(scale, features.q_heads, numbers.q_scale_batch, numbers.q_scale_head, batch, kv_head)
+    factor = head_scale_kernel(factor, features.k_heads, numbers.k_scale_batch, numbers.k_scale_head, batch, kv_head)
+    return heat_kernel(factor, features.temperature, head)
+
+
 def row_terms_kernel(scale_log2, features, numbers, batch, kv_head, head):
     """(factor, slope) of rows as of ``row_terms``: a factor of all rows, or ``[BM, 1]``; a slope ``[BM]``."""
-    factor = scale_log2
-    factor = head_scale_kernel(factor, features.q_heads, numbers.q_scale_batch, numbers.q_scale_head, batch, kv_head)
-    factor = head_scale_kernel(factor, features.k_heads, numbers.k_scale_batch, numbers.k_scale_head, batch, kv_head)
-    factor = heat_kernel(factor, features.temperature, head[:, None])
+    factor = factor_of_kernel(scale_log2, features, numbers, batch, kv_head, head[:, None])
     slope = slope_of_kernel(features.slopes, numbers.slopes_batch, batch, head)
     return factor, slope
 
@@ -103,6 +126,14 @@ def adjust_kernel(s, factor, slope, scale, features, numbers, position, key):
         s = cap_kernel(s, numbers.softcap)
     if features.slopes is not None:
         s = lower_kernel(s, slope, position, key)
+    return s
+
+
+def adjust_by_row_kernel(s, factor, inner, numbers):
+    """Products as scores by what is the same for all keys of a row, as of ``adjust_by_row``."""
+    s = s * factor
+    if numbers.softcap is not None:
+        s = bound_kernel(s, inner)
     return s
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvlab.attention.call.checks import check_dtype
 from kvlab.attention.tiles.online_softmax import LOG2E, LOWEST
+from kvlab.hardware.chip import exp2, multiply_add
 
 from .heads import check_heads_array
 
@@ -56,6 +57,19 @@ def start_rows(sinks_array: Array | None, head: Array, first: Any) -> tuple[Arra
     return m, l
 
 
+def add_sink(top: Array, total: Array, sinks_array: Array | None, head: Any) -> tuple[Array, Array, Array]:
+    """(maximum, sum) of rows, the sink of their query head ``head`` included, and what comes from before it is
+    multiplied by. Maxima are in units of log2.
+    """
+    weight = np.ones_like(total)
+    if sinks_array is not None:
+        sink = np.float32(sinks_array[head]) * np.float32(LOG2E)
+        weight = exp2(top - np.maximum(top, sink))
+        top = np.maximum(top, sink)
+        total = multiply_add(total, weight, exp2(sink - top))
+    return top, total, weight
+
+
 def sink_alone_kernel(sink):
     """(maximum, sum) as of ``sink_alone``."""
     none = sink == -float("inf")
@@ -71,3 +85,14 @@ def start_rows_kernel(sinks_ptr, head, first):
         m = tl.where(first, sink, m)
         l = tl.where(first, one, l)
     return m, l
+
+
+def add_sink_kernel(top, total, sinks_ptr, head):
+    """(maximum, sum, what comes from before the sink is multiplied by) of rows, as of ``add_sink``."""
+    weight = 1.0
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2E
+        weight = tl.exp2(top - tl.maximum(top, sink))
+        top = tl.maximum(top, sink)
+        total = total * weight + tl.exp2(sink - top)
+    return top, total, weight

@@ -28,6 +28,16 @@ def resolve_softcap(softcap: Any) -> float:
     return number
 
 
+def cap_terms(scale: float, softcap: float) -> tuple[float, float]:
+    """(inner, outer): scores in units of log2 are products times outer, or with a softcap ``tanh(products * inner)``
+    times outer.
+
+    >>> cap_terms(0.5, 0.0) == (0.0, 0.5 * LOG2E), cap_terms(0.5, 8.0) == (0.0625, 8 * LOG2E)
+    (True, True)
+    """
+    return (scale / softcap, softcap * LOG2E) if softcap else (0.0, scale * LOG2E)
+
+
 def cap_exactly(s: Array, softcap: float) -> Array:
     """Scores of any shape in float64, natural units."""
     return softcap * np.tanh(s / softcap) if softcap else s
@@ -47,6 +57,11 @@ def cap(s: Fragments, softcap: float) -> Fragments:
         return s.with_values(np.where(small, series, bounded))
 
 
+def bound(s: Fragments, inner: Any) -> Fragments:
+    """``tanh(s * inner)``; see ``cap_terms``."""
+    return s.with_values(np.tanh(s.values * inner))
+
+
 def cap_kernel(s, softcap):
     """``softcap * tanh(s / softcap)`` as of ``cap``."""
     x = s * (2.0 / softcap)
@@ -56,3 +71,10 @@ def cap_kernel(s, softcap):
     small = tl.abs(x) < 0.5  # known before the exponentials: fewer registers
     bounded = softcap * LOG2E * (1.0 - 2.0 / (tl.math.exp2(x) + 1.0))
     return tl.where(small, series, bounded)
+
+
+def bound_kernel(s, inner):
+    """``tanh(s * inner)`` by the exp unit, relative error 2^-11."""
+    return tl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [s * inner], dtype=tl.float32, is_pure=True, pack=1
+    )

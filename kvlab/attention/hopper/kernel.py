@@ -11,7 +11,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from kvlab.attention.features.intervals import key_count_kernel as key_count
 from kvlab.attention.features.intervals import key_range_kernel as key_range
 from kvlab.attention.features.scales import head_scale_kernel as head_scale
-from kvlab.attention.features.temperature import heat_kernel as heat
+from kvlab.attention.features.scores import adjust_by_row_kernel as adjust_by_row
+from kvlab.attention.features.scores import factor_of_kernel as factor_of
+from kvlab.attention.features.scores import hide_kernel as hide
+from kvlab.attention.features.sinks import add_sink_kernel as add_sink
 from kvlab.triton_support.launching import Again
 from kvlab.triton_support.twins import compiled
 from kvlab.triton_support.versions import has_smem_reinterpret
@@ -27,7 +30,9 @@ meet = getattr(gl, "barrier", None) or gl.thread_barrier
 store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 # A power of two: times the scale it is exact, so that m * scale - m * scale is 0 in a fused multiply-add, too.
 NOTHING = gl.constexpr(-(2.0**100))
-globals().update(compiled(gluon.jit, gl, head_scale, heat, key_count, key_range))
+globals().update(compiled(
+    gluon.jit, gl, add_sink, adjust_by_row, factor_of, head_scale, hide, key_count, key_range,
+))
 
 
 @gluon.jit

@@ -11,7 +11,7 @@ import numpy as np
 from kvlab.attention.features.intervals import key_count, most_keys
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import head_scale
-from kvlab.attention.features.temperature import heat
+from kvlab.attention.features.scores import adjust_by_row, factor_of
 from kvlab.attention.hopper.emulator import find_pages, split_bounds
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.merge_states.emulator import launch as merge
@@ -99,7 +99,8 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
     #@ consumer
     #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
-    C, scales, splits, out, lse_out = cta.C, x.features.scales, x.config.num_splits, x.out, x.lse  #- launch
+    C, splits, out, lse_out = cta.C, x.config.num_splits, x.out, x.lse  #- launch
+    features, scales = x.features, x.features.scales  #- launch
     batch, kv_head, split, lo, hi, num_keys = item
     blocks = ceildiv(hi - lo, C.BT)
     W = C.W
@@ -109,8 +110,7 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
     factor = np.full(ROWS, x.scale_log2)
     of_row = kv_head + np.minimum(kv, C.HEADS - 1)  # rows that do not exist are as those of the last head
-    factor = head_scale(factor, scales.k.heads, batch, of_row)
-    factor = heat(factor, x.features.temperature, of_row * C.GROUP + head)
+    factor = factor_of(factor, features, batch, of_row, of_row * C.GROUP + head)
     if C.PAIRS:
         odd = x.load_rows(batch, kv_head, 1)
         top = np.maximum(np.max(np.abs(q.astype(np.float32)), 1), np.max(np.abs(odd.astype(np.float32)), 1))
@@ -123,7 +123,7 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     col = scores.row // ROWS * KEYS + scores.col  # of the block
     own = col % C.HEADS == kv[scores.row % ROWS]
     limits = limit[scores.row % ROWS]
-    factor = factor[scores.row % ROWS].astype(np.float32)
+    factor = np.tile(factor, (1, 4))
     m = np.full((1, 4 * ROWS), LOWEST, np.float32)
     l = np.zeros((1, 4 * ROWS), np.float32)
     o: Any = cta.zeros(W)
@@ -134,7 +134,7 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
         key = lo + i * C.BT
         yield cta.full[b], (i // C.NB) & 1  #- wait
         k = cta.read("k", b)
-        #: scores -> s    S = Q K^T in float32, in units of log2
+        #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
         s = cta.zeros(KEYS)
         if C.PAIRS:
             k_even, k_odd = _halves(k)
@@ -142,7 +142,7 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
             s = cta.multiply_rows(q_odd, k_odd, s)
         else:
             s = cta.multiply_rows(q, k, s)
-        s = s.with_values(s.values * factor)
+        s = adjust_by_row(s, factor, 0.0, features)
         #: load_v -> v    and the stage is free; rows that do not exist may be anything, and 0 * NaN is NaN
         v = cta.read("v", b)
         cta.arrive(CONSUMERS, cta.free[b])

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2
 
-from kvlab.attention.hopper.kernel import find_pages, head_scale, heat, meet
+from kvlab.attention.hopper.kernel import adjust_by_row, factor_of, find_pages, head_scale, meet
 from kvlab.attention.tiles.online_softmax import LOWEST as _LOWEST
 
 from .hopper_steps import (
@@ -69,8 +69,7 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
     limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
     factor = gl.full([16], 1.0, gl.float32, layout=ROWS) * scale_log2
     of_row = kv_head + gl.minimum(kv, C.HEADS - 1)  # rows that do not exist are as those of the last head
-    factor = head_scale(factor, features.k_heads, numbers.k_scale_batch, numbers.k_scale_head, batch, of_row)
-    factor = heat(factor, features.temperature, of_row * C.GROUP + head)
+    factor = factor_of(factor, features, numbers, batch, of_row, of_row * C.GROUP + head)
     if C.PAIRS:
         odd = load_rows(q_ptr, q_strides, batch, kv_head, 1, C)
         top = gl.maximum(gl.max(gl.abs(q.to(gl.float32)), 1), gl.max(gl.abs(odd.to(gl.float32)), 1))
@@ -93,7 +92,7 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
         key = lo + i * C.BT
         mbarrier.wait(full.index(b), (i // C.NB) & 1)  #- wait
         k = k_s.index(b).permute((0, 2, 1)).load(B)
-        #: scores -> s    S = Q K^T in float32, in units of log2
+        #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
         s = gl.zeros([4, 16, KEYS], gl.float32, layout=MMA)
         if C.PAIRS:
             k_even, k_odd = halves(k, True)
@@ -101,7 +100,7 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
             s = mma_v2(q_odd, k_odd, s)
         else:
             s = mma_v2(q, k, s)
-        s = s * factor
+        s = adjust_by_row(s, factor, 0.0, numbers)
         #: load_v -> v    and the stage is free; rows that do not exist may be anything, and 0 * NaN is NaN
         v = v_s.index(b).load(B)
         mbarrier.arrive(free.index(b), count=1)

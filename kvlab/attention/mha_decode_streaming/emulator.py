@@ -75,7 +75,7 @@ def attend(
             #: scores -> s    S += Q K^T over these columns, float32
             q = cta.load_q_strip(tile, strip)
             s = cta.add_scores(q, k, s)
-        #: scale -> s    in units of log2; scales, temperature, softcap, ALiBi
+        #: scale -> s    in units of log2; the features of scores
         scale = key_scales(features, page, slot, kv_head, exists)
         s = adjust(s, factor, slope, scale, features, position, key)
         #: mask -> s    keys that a row does not see

@@ -103,7 +103,7 @@ def attend(
             #: scores -> s    S += Q K^T over these columns, float32
             q = load_q_strip(q_ptr, q_at * C.UNIT, is_row, strip, D, BK, False)
             s = add_scores(q, k, s, dtype)
-        #: scale -> s    in units of log2; scales, temperature, softcap, ALiBi
+        #: scale -> s    in units of log2; the features of scores
         scale = key_scales(features, numbers, page, slot, kv_head, exists)
         s = adjust(s, factor, slope, scale, features, numbers, position, key)
         #: mask -> s    keys that a row does not see

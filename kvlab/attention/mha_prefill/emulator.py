@@ -84,7 +84,7 @@ def attend(
             exists = key < bounds[MASKED + 1][:, None]
             page, slot = row_of(k_rows, batch[:, None], k_first[:, None], key + pad[:, None], exists)
             k = cta.load_k(MASKED, active)
-            #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
+            #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
             s = cta.scores(q, k, active)
             scale = key_scales(features, page, slot, kv_head, exists)
             s = adjust(s, factor, slope, scale, features, position, key)

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.softcap import cap_terms
 from kvlab.attention.hopper.kernel import BOX8_LAYOUT, BOX_LAYOUT, TILE8_LAYOUT, barriers, box_descriptor, operand
 from kvlab.attention.machines.gpu import machine
 from kvlab.attention.tiles.online_softmax import LOG2E
@@ -115,7 +116,7 @@ def launch(
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
-    C, softcap, scales = config.constants, features.softcap, features.scales
+    C, scales = config.constants, features.scales
     batch, tokens, heads, _ = q.shape
     out, lse = results(q, out, (batch, tokens, heads, C.DV))
     taken = None if C.EQUAL else torch.zeros(1, dtype=torch.int32, device=q.device)
@@ -128,8 +129,7 @@ def launch(
     if not relaunched(attend, pointers, again):
         _, processors = machine(q.device)
         table = sequences.table
-        scale *= scales.q.number * scales.k.number
-        inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
+        inner, outer = cap_terms(scale * (scales.q.number * scales.k.number), features.softcap)
         first_launch(attend, (min(processors, config.tiles),), pointers, again)(
             (inner, outer, 1.0 if problem.base2 else 1 / LOG2E, scales.v.number), feature_numbers(features),
             config.tiles, config.row_tiles, config.together, problem.batch, problem.batch.bit_length(),

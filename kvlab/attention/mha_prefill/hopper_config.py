@@ -45,12 +45,11 @@ class HopperPrefillConstants(NamedTuple):
 
     FIRST: the first block of a tile may need a mask; MASKED: others, too. ALIGNED: tiles begin at positions that are
     multiples of their rows. SKIP: a consumer passes over blocks that only others see. WINDOW: bounded on the left.
-    CLEAN: rows behind a sequence's end may be anything. CAPPED: softcap; FIXED: so low that a row's weights have one
-    top. O leaves in ROUNDS parts. EQUAL: all tiles have as many keys. Q_REGISTERS: Q is read from shared memory once a
-    tile, not by every product. HOLD: P V of the block before is waited for behind the row maxima (1), behind the
-    exponentials (2), where the compiler likes (0). EARLY: O is rescaled beside Q K^T. ITEM: bytes of an element of Q, K
-    and V; of 1, V passes through a warpgroup, the TRANSPOSER. BY_HEAD:
-    scores are multiplied by a factor of their head: scales of q and k, temperature.
+    CLEAN: rows behind a sequence's end may be anything. FIXED: a softcap so low that a row's weights have one top. O
+    leaves in ROUNDS parts. EQUAL: all tiles have as many keys. Q_REGISTERS: Q is read from shared memory once a tile,
+    not by every product. HOLD: P V of the block before is waited for behind the row maxima (1), behind the exponentials
+    (2), where the compiler likes (0). EARLY: O is rescaled beside Q K^T. ITEM: bytes of an element of Q, K and V; of 1,
+    V passes through a warpgroup, the TRANSPOSER.
     REGISTERS of a thread of a consumer, of the PRODUCER and of the TRANSPOSER.
     """
 
@@ -70,7 +69,6 @@ class HopperPrefillConstants(NamedTuple):
     SKIP: bool
     WINDOW: bool
     CLEAN: bool
-    CAPPED: bool
     FIXED: bool
     HOLD: int
     EARLY: bool
@@ -78,7 +76,6 @@ class HopperPrefillConstants(NamedTuple):
     EQUAL: bool
     Q_REGISTERS: bool
     ITEM: int
-    BY_HEAD: bool
     REGISTERS: int
     PRODUCER: int
     TRANSPOSER: int
@@ -153,7 +150,7 @@ def hopper_declined(problem: PrefillProblem, left: int, *, batch_invariant: bool
 def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefillConfig:
     """The configuration of a call that the kernel can do."""
     D, DV, item, features = problem.head_dim, problem.value_dim, problem.itemsize, inputs.features
-    small, mask, scales = D == 64, features.mask, features.scales
+    small, mask = D == 64, features.mask
     window = mask.left < UNLIMITED
     page = inputs.k.shape[1] if inputs.sequences.table is not None else 0
     bounded = mask.right < UNLIMITED
@@ -185,11 +182,10 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
         D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
-        CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0, FIXED=fixed,
-        HOLD=1 if late else 2 * overlap, EARLY=overlap or item == 1, ROUNDS=2 if D > 128 else 1,
-        EQUAL=known and not bounded and not window, Q_REGISTERS=small and not (three or many or features.softcap > 0),
-        ITEM=item, BY_HEAD=any(x is not None for x in (scales.q.heads, scales.k.heads, features.temperature)),
-        REGISTERS=160 if three else eight[0] if item == 1 else 240 if not page else 224 if many else 232,
+        CLEAN=ragged_k or page > 0, FIXED=fixed, HOLD=1 if late else 2 * overlap, EARLY=overlap or item == 1,
+        ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
+        Q_REGISTERS=small and not (three or many or features.softcap > 0),
+        ITEM=item, REGISTERS=160 if three else eight[0] if item == 1 else 240 if not page else 224 if many else 232,
         PRODUCER=eight[1] if item == 1 else 32 if three or not page else 64 if many else 48,
         TRANSPOSER=eight[2] if item == 1 else 0,
     )

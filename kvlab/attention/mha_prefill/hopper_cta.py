@@ -191,8 +191,8 @@ def places_of(C: HopperPrefillConstants) -> Places:
     """Buffers of Q (NQ) and O for each consumer, of K and V for each stage, of V of e4m3 as it comes, too (``"raw"``);
     then slots of numbers.
 
-    >>> flags = *10 * [False], True, True, 1, False, False, 2
-    >>> C = HopperPrefillConstants(64, 64, 3, 2, 3, 128, 128, 0, *flags, False, 160, 32, 0)
+    >>> flags = *9 * [False], True, True, 1, False, False, 2
+    >>> C = HopperPrefillConstants(64, 64, 3, 2, 3, 128, 128, 0, *flags, 160, 32, 0)
     >>> places = places_of(C)
     >>> places.partitions["consumer 1"], places.partitions["the producer"]
     ((4, 5, 6, 7), (12,))

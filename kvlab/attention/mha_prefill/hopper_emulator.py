@@ -12,7 +12,9 @@ from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import key_count, key_range
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import head_scale
-from kvlab.attention.features.temperature import heat
+from kvlab.attention.features.scores import adjust_by_row, factor_of, hide
+from kvlab.attention.features.sinks import add_sink
+from kvlab.attention.features.softcap import cap_terms
 from kvlab.attention.hopper.emulator import NOTHING, quad_sum
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.machines.rows import per_sequence
@@ -25,7 +27,7 @@ from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.tile.rows_over_warps import butterfly
 
 from .config import PrefillProblem
-from .hopper_config import FIXED_ABOVE, TANH, HopperPrefillConfig
+from .hopper_config import FIXED_ABOVE, TANH, HopperPrefillConfig, HopperPrefillConstants
 from .hopper_cta import HopperPrefillCTA, places_of
 
 Array = np.ndarray[Any, Any]
@@ -200,7 +202,6 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
     features, scales = x.features, x.features.scales  #- launch
     inner, scale, unit, v_factor = x.inner, x.scale, x.unit, x.v_factor  #- launch
     max_q, max_k, left, right = x.sizes
-    HIDDEN = np.float32(-np.inf)
     it = 0
     j = 0
     yield q_full[W], 0
@@ -213,10 +214,8 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         lo, hi = x.key_blocks(tile_row, num_q, num_keys, left, right)
         row = tile_row + W * BM
         position = row + num_keys - num_q
-        kv_head = np.array([head // group])
-        factor = head_scale(1.0, scales.q.heads, batch, kv_head)
-        factor = head_scale(factor, scales.k.heads, batch, kv_head)
-        factor = heat(factor, features.temperature, np.array([head]))
+        kv_head = head // group
+        factor = factor_of(1.0, features, batch, kv_head, np.full((1, BM), head))
         if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
             own = max(ceildiv(min(position + BM + right, num_keys), BN), lo + 1)
             for _ in range(hi - own):
@@ -234,13 +233,10 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         s = cta.scores(me, q, u, b)
         cta.wait_mma(me, 0)
         cta.arrive(me, k_free[b])
-        #: mask -> s    softcap, keys that a row does not see
-        if C.BY_HEAD:
-            s = s.with_values(s.values * factor)
-        if C.CAPPED:
-            s = cap(s, inner)
+        #: mask -> s    the features of scores, keys that a row does not see
+        s = adjust_by_row(s, factor, inner, features)
         if C.FIRST:
-            s = mask_block(s, HIDDEN, position, (hi - 1) * BN, num_keys, left, right)
+            s = mask_block(s, position, (hi - 1) * BN, num_keys, features, C)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
         m = s.tile()[0].max(1)
         if C.FIXED:  # from here on m is in units of log2
@@ -275,14 +271,14 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             o = cta.accumulate(me, weights, vb, o)
             cta.wait_mma(me, 1)
             cta.arrive(me, k_free[b])
-            #: mask -> s    softcap, keys that a row does not see
-            if C.BY_HEAD:
-                s = s.with_values(s.values * factor)
-            if C.CAPPED and not C.FIXED:
-                s = cap(s, inner)
+            #: mask -> s    the features of scores, keys that a row does not see
+            if C.FIXED:  # the softmax caps them
+                s = s * s.by_row(factor)
+            else:
+                s = adjust_by_row(s, factor, inner, features)
             cut = key + BN > min(position + right + 1, num_keys) or key < position + BM - 1 - left
             if C.MASKED and cut:
-                s = mask_block(s, HIDDEN, position, key, num_keys, left, right)
+                s = mask_block(s, position, key, num_keys, features, C)
             #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
                 e = capped_weights(s, m, inner, scale)
@@ -358,11 +354,6 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
     cta.wait_store(me)
 
 
-def cap(s: Fragments, inner: np.float32) -> Fragments:
-    """``tanh(s * inner)``."""
-    return s.with_values(np.tanh(s.values * inner))
-
-
 def fixed_top(top: Array, scale: np.float32) -> Array:
     """``top``, in units of log2, or so many whole units above it that no score weighs more than 2^56."""
     found: Array = top + np.maximum(np.ceil(scale - np.float32(FIXED_ABOVE) - top), 0)
@@ -386,13 +377,13 @@ def capped_weights(s: Fragments, top: Array, inner: np.float32, scale: np.float3
 
 
 def mask_block(
-    s: Fragments, nothing: np.float32, position: int, key: int, num_keys: int, left: int, right: int
+    s: Fragments, position: int, key: int, num_keys: int, features: Features, C: HopperPrefillConstants
 ) -> Fragments:
-    """``nothing`` for the keys that a row does not see; ``position`` of the first row."""
-    rows, c = position + s.map.row, key + s.map.col
-    first, limit = key_range(rows, np.asarray(num_keys), left, right, 0)
-    visible = (c < limit) & (c >= first)
-    return s.with_values(np.where(visible, s.values, nothing))
+    """-inf for the keys that a row does not see; ``position`` of the first row."""
+    rows = position + np.arange(C.BM)[None]
+    c = key + np.arange(C.BN)[None]
+    first, limit = key_range(rows, np.asarray(num_keys), features.mask.left, features.mask.right, 0)
+    return hide(s, (rows, rows, rows, rows, first, limit), c, features, C.WINDOW)
 
 
 def row_results(
@@ -401,12 +392,8 @@ def row_results(
     """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2, ``by``
     the factors that ptxas multiplies in one operation with what is added to it.
     """
-    total, weight = butterfly(np.add, l), np.ones(len(l), np.float32)
-    if sinks_array is not None:
-        sink = np.float32(sinks_array[head]) * np.float32(LOG2E)
-        high = np.maximum(top, sink)
-        weight = exp2(top - high)
-        total, top = multiply_add(total, weight, exp2(sink - high)), high
+    total = butterfly(np.add, l)
+    top, total, weight = add_sink(top, total, sinks_array, head)
     seen = np.where(total == 0, np.float32(1), total)
     lse = top + log2(seen) if by is None else multiply_add(*by, log2(seen))
     lse = np.where(total == 0, np.float32(-np.inf), lse * unit)
@@ -427,8 +414,7 @@ def launch(
     rows = {"q": (q, C.BM), "k": (k, C.BOX), "raw" if C.ITEM == 1 else "v": (v, C.BOX), "o": (out, C.BM)}
     boxes = {name: TmaDescriptor.of(a, (1, n, 1, 128 // a.itemsize), "128B") for name, (a, n) in rows.items()}
     scales = features.scales
-    scale *= scales.q.number * scales.k.number
-    inner, outer = (scale / features.softcap, features.softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
+    inner, outer = cap_terms(scale * (scales.q.number * scales.k.number), features.softcap)
     programs = min(processors, config.tiles)
     unit = 1 if problem.base2 else 1 / LOG2E
     numbers = np.float32(inner), np.float32(outer), np.float32(unit), np.float32(scales.v.number)

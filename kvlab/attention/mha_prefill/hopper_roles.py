@@ -7,11 +7,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kvlab.attention.hopper.kernel import NOTHING, accumulator, head_scale, heat, meet, quad_sum
+from kvlab.attention.hopper.kernel import NOTHING, accumulator, adjust_by_row, factor_of, head_scale, meet, quad_sum
 
 from .hopper_capped import capped_weights, fixed_top
 from .hopper_steps import (
-    cap,
     clean_rows,
     find_pages,
     find_tile,
@@ -156,7 +155,6 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
     features, factors, numbers, group = terms  #- launch
     inner, scale, unit, v_factor = factors  #- launch
     max_q, max_k, left, right = sizes
-    HIDDEN: gl.constexpr = float("-inf")
     it = 0
     j = 0
     mbarrier.wait(q_full.index(W), 0)
@@ -170,9 +168,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         row = tile_row + W * BM
         position = row + num_keys - num_q
         kv_head = head // group
-        factor = head_scale(1.0, features.q_heads, numbers.q_scale_batch, numbers.q_scale_head, batch, kv_head)
-        factor = head_scale(factor, features.k_heads, numbers.k_scale_batch, numbers.k_scale_head, batch, kv_head)
-        factor = heat(factor, features.temperature, head)
+        factor = factor_of(1.0, features, numbers, batch, kv_head, head)
         if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
             own = gl.maximum(gl.cdiv(gl.minimum(position + BM + right, num_keys), BN), lo + 1)
             for _ in range(hi - own):
@@ -191,13 +187,10 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         s = multiply_qk(q, q_s, k_s, u, b, zero, C.D)
         s = hopper.warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_free.index(b), count=1)
-        #: mask -> s    softcap, keys that a row does not see
-        if C.BY_HEAD:
-            s = s * factor
-        if C.CAPPED:
-            s = cap(s, inner)
+        #: mask -> s    the features of scores, keys that a row does not see
+        s = adjust_by_row(s, factor, inner, numbers)
         if C.FIRST:
-            s = mask_block(s, HIDDEN, position, (hi - 1) * BN, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
+            s = mask_block(s, position, (hi - 1) * BN, num_keys, features, numbers, BM, BN, C.WINDOW, S_LAYOUT)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
         m = gl.max(s, 1)
         if C.FIXED:  # from here on m is in units of log2
@@ -232,14 +225,14 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             o = multiply_pv(weights, v_s, vb, o)
             s = hopper.warpgroup_mma_wait(1, deps=(s,))
             mbarrier.arrive(k_free.index(b), count=1)
-            #: mask -> s    softcap, keys that a row does not see
-            if C.BY_HEAD:
+            #: mask -> s    the features of scores, keys that a row does not see
+            if C.FIXED:  # the softmax caps them
                 s = s * factor
-            if C.CAPPED and not C.FIXED:
-                s = cap(s, inner)
+            else:
+                s = adjust_by_row(s, factor, inner, numbers)
             cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < position + BM - 1 - left)
             if C.MASKED and cut:
-                s = mask_block(s, HIDDEN, position, key, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
+                s = mask_block(s, position, key, num_keys, features, numbers, BM, BN, C.WINDOW, S_LAYOUT)
             #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
                 e = capped_weights(s, m, inner, scale)
@@ -282,7 +275,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
         o = multiply_pv(weights, v_s, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        lse, inv = row_results(m if C.FIXED else m * scale - SHIFT, l, features.sinks, head, unit, BM, S_LAYOUT)
+        lse, inv = row_results(m if C.FIXED else m * scale - SHIFT, l, features.sinks, head, unit, S_LAYOUT)
         if C.ITEM == 1:
             v_scale = head_scale(
                 v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head

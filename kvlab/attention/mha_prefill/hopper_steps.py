@@ -10,6 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from kvlab.attention.hopper.kernel import (
     PANEL,
     TILE_LAYOUT,
+    add_sink,
+    hide,
     key_count,
     key_range,
     load_box,
@@ -237,26 +239,15 @@ def multiply_pv(p, v_s, b, o):
 
 
 @gluon.jit
-def cap(s, inner):
-    """tanh(s * inner) by the exp unit, relative error 2^-11."""
-    return gl.inline_asm_elementwise(
-        "tanh.approx.f32 $0, $1;", "=f,f", [s * inner], dtype=gl.float32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
 def mask_block(
-    s, nothing: gl.constexpr, position, key, num_keys, left, right, BM: gl.constexpr, BN: gl.constexpr,
-    WINDOW: gl.constexpr, S_LAYOUT: gl.constexpr,
+    s, position, key, num_keys, features, numbers, BM: gl.constexpr, BN: gl.constexpr, WINDOW: gl.constexpr,
+    S_LAYOUT: gl.constexpr,
 ):
-    """``nothing`` for the keys that a row does not see; ``position`` of the first row."""
+    """-inf for the keys that a row does not see; ``position`` of the first row."""
     rows = position + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
     c = key + gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT))
-    first, limit = key_range(rows, num_keys, left, right, None)
-    s = gl.where(c[None, :] < limit[:, None], s, nothing)
-    if WINDOW:
-        s = gl.where(c[None, :] >= first[:, None], s, nothing)
-    return s
+    first, limit = key_range(rows, num_keys, numbers.left, numbers.right, None)
+    return hide(s, (None, None, rows, None, first, limit), c, features, numbers, WINDOW)
 
 
 @gluon.jit
@@ -297,15 +288,10 @@ def operand_p(p, dtype: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, LAYOUT
 
 
 @gluon.jit
-def row_results(top, l, sinks_ptr, head, unit, BM: gl.constexpr, S_LAYOUT: gl.constexpr):
+def row_results(top, l, sinks_ptr, head, unit, S_LAYOUT: gl.constexpr):
     """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2."""
     total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_LAYOUT))
-    weight = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
-    if sinks_ptr is not None:
-        sink = gl.load(sinks_ptr + head).to(gl.float32) * 1.4426950408889634
-        weight = gl.exp2(top - gl.maximum(top, sink))
-        top = gl.maximum(top, sink)
-        total = total * weight + gl.exp2(sink - top)
+    top, total, weight = add_sink(top, total, sinks_ptr, head)
     lse = gl.where(total == 0, float("-inf"), (top + gl.log2(total)) * unit)
     return lse, gl.where(total == 0, 0.0, weight / total)
 

@@ -156,7 +156,7 @@ def attend(
                 k_ptr + kv_head * k_strides.head * C.UNIT, (page * k_strides.page + slot * k_strides.token) * C.UNIT,
                 exists, C.D, C.D0, C.D1, MASKED,
             )
-            #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
+            #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
             s = scores(q, k)  # [BM, BN]
             scale = key_scales(features, numbers, page, slot, kv_head, exists)
             s = adjust(s, factor, slope, scale, features, numbers, position, key)

@@ -73,7 +73,7 @@ def attend(
         exists = key < hi[:, None]
         page, slot, key, exists = place(cache, batch[:, None], key, pad[:, None], exists, slots)
         k, k_rope = cta.load_k(at, active)
-        #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
+        #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
         scale = value_scales(features, page, slot, kv_head, exists)
         by_key = np.broadcast_to(latent * scale, key.shape)
         s = cta.scores((q, q_rope), (k, k_rope), active, by_key if scales.nope.scaled else None)

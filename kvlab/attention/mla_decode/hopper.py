@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvlab.attention.call.results import results
-from kvlab.attention.features.arguments import feature_arrays
+from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, TILE_LAYOUT, barriers, box_descriptor, operand
@@ -36,8 +36,8 @@ SIZES = [
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dk_rope, do, kv, out, lse, table, lens, features, kv_page, scale, items, row_tiles, head_tiles, splits,
-    batches, heads, tokens, pages, max_keys, table_batch, columns, lens_stride, o_strides, lse_strides,
+    dq, dk, dk_rope, do, kv, out, lse, table, lens, features, kv_page, scale, numbers, items, row_tiles, head_tiles,
+    splits, batches, heads, tokens, pages, max_keys, table_batch, columns, lens_stride, o_strides, lse_strides,
     C: gl.constexpr,
 ):
     """A program: shared memory, barriers, and its partitions."""
@@ -62,7 +62,8 @@ def attend(
     k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)
     keys = (lens, lens_stride, row_tiles, head_tiles, splits, max_keys)
     outputs = (do, out, o_strides, heads, tokens, batches, splits)
-    results = (lse, lse_strides, heads, tokens, scale, features.temperature)
+    results = (lse, lse_strides, heads, tokens)
+    terms = (features, numbers, scale)
     entries = (table, table_batch, columns, pages)
     descs = (dq, dk, dk_rope)
     boxes = (q_box, q_rope_box, k_box, k_rope_box)
@@ -70,7 +71,7 @@ def attend(
     smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box)
     gl.warp_specialize(
         [
-            (lead, (smem, bars, outputs, results, items, keys, gl.constexpr(C))),
+            (lead, (smem, bars, outputs, results, terms, items, keys, gl.constexpr(C))),
             (follow, ((k_s, p_s, rows_s, k_box), r_full, r_free, outputs, items, keys, gl.constexpr(C))),
             (produce, (descs, boxes, bars, kv, kv_page, entries, items, keys, gl.constexpr(C))),
         ],
@@ -98,7 +99,7 @@ def launch(
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
-            kv_cache.stride(0), scale * LOG2E, config.items, config.row_tiles,
+            kv_cache.stride(0), scale * LOG2E, feature_numbers(features), config.items, config.row_tiles,
             config.head_tiles, splits, batch, heads, tokens, kv_cache.shape[0],
             most_keys(block_table.shape[1], kv_cache.shape[1]), block_table.stride(0),
             block_table.shape[1], seq_lens.stride(0), PartStrides(*steps), PartStrides(*lse_steps), C=C, num_warps=4,

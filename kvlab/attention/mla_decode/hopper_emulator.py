@@ -10,7 +10,7 @@ import numpy as np
 
 from kvlab.attention.features.intervals import key_count, most_keys
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.features.temperature import heat
+from kvlab.attention.features.scores import adjust_by_row, factor_of, hide
 from kvlab.attention.hopper.emulator import NOTHING, find_pages, softmax, split_bounds
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.merge_states.emulator import launch as merge
@@ -42,7 +42,7 @@ class HopperMLALaunch:
     out: Array
     lse: Array
     scale: np.float32
-    temperature: Array | None
+    features: Features
 
     def find_item(self, t: int) -> tuple[int, int, int, int, int, int, int]:
         """Item number -> its sequence and split, first token and head of its rows, first key, all keys, and blocks."""
@@ -129,7 +129,7 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
     #@ leader
     #: begin -> it, turn    the first item
     C, items, programs, scale, tokens = cta.C, x.config.items, x.config.programs, x.scale, x.tokens  #- launch
-    me, temperature = cta.leader, x.temperature  #- programs
+    me, features = cta.leader, x.features  #- programs
     BN = C.BN
     it, turn = 0, 0
     for t in range(program, items, programs):
@@ -137,7 +137,7 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
         batch, split, token, head, lo, num_keys, blocks = x.find_item(t)
         limit = num_keys - tokens + 1
         row = np.arange(C.BM)
-        factor = heat(np.ones(C.BM, np.float32), temperature, np.minimum(head + row % C.HB, x.heads - 1))
+        factor = factor_of(1.0, features, batch, 0, np.minimum(head + row % C.HB, x.heads - 1)[None])
         #: scores -> s    S = Q K^T of the first block
         yield cta.q_full, turn
         s = yield from cta.start_scores(me, it % C.NB, (it // C.NB) & 1)
@@ -146,12 +146,11 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
         o = cta.zeros()
         cta.wait_mma(me, 0)
         for i in range(blocks - 1):
-            #: mask -> s    temperature, keys that a row does not see
+            #: mask -> s    the features of scores, keys that a row does not see
             key = lo + i * BN
-            if temperature is not None:
-                s = s.times(factor[None])
+            s = adjust_by_row(s, factor, 0.0, features)
             if C.MASKED and key + BN > limit:
-                s = mask_rows(s, token, key, limit, tokens, C)
+                s = mask_rows(s, token, key, limit, tokens, features, C)
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             e, m, l, alpha = softmax(s, m, l, scale)
             p = e.with_values(e.values.astype(cta.dtype))
@@ -173,12 +172,11 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
                 cta.s_done.arrive(me)
         #: last    no more Q K^T: the producer may fetch the next Q
         cta.arrive(me, cta.q_free)
-        #: mask -> s    temperature, keys that a row does not see
+        #: mask -> s    the features of scores, keys that a row does not see
         key = lo + (blocks - 1) * BN
-        if temperature is not None:
-            s = s.times(factor[None])
+        s = adjust_by_row(s, factor, 0.0, features)
         if key + BN > limit:
-            s = mask_rows(s, token, key, limit, tokens, C)
+            s = mask_rows(s, token, key, limit, tokens, features, C)
         #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
         e, m, l, alpha = softmax(s, m, l, scale)
         p = e.with_values(e.values.astype(cta.dtype))
@@ -257,11 +255,14 @@ def follow(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait
         it += 1
 
 
-def mask_rows(s: Fragments, token: int, key: int, first_limit: int, tokens: int, C: Any) -> Fragments:
+def mask_rows(
+    s: Fragments, token: int, key: int, first_limit: int, tokens: int, features: Features, C: Any
+) -> Fragments:
     """-inf for the keys that a row does not see. Row r is token ``token + r // HB``; token 0 sees ``first_limit``."""
-    r = token + s.map.row // C.HB
-    c = key + s.map.col
-    return s.with_values(np.where(c < first_limit + np.minimum(r, tokens - 1), s.values, np.float32(-np.inf)))
+    r = token + np.arange(C.BM)[None] // C.HB
+    c = key + np.arange(C.BN)[None]
+    limit = first_limit + np.minimum(r, tokens - 1)
+    return hide(s, (r, r, r, r, r, limit), c, features, False)
 
 
 def launch(
@@ -284,7 +285,7 @@ def launch(
     scale_log2 = np.float32(scale * LOG2E)
     x = HopperMLALaunch(
         config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, part, part_lse, scale_log2,
-        features.temperature,
+        features,
     )
     with traffic.launch():
         ctas = [HopperMLACTA(C, places_of(C), q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]

@@ -11,7 +11,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kvlab.attention.hopper.kernel import NOTHING, PANEL, accumulator, find_pages, heat, quad_sum, softmax
+from kvlab.attention.hopper.kernel import (
+    NOTHING,
+    PANEL,
+    accumulator,
+    adjust_by_row,
+    factor_of,
+    find_pages,
+    quad_sum,
+    softmax,
+)
 
 from .hopper_steps import (
     P_FULL,
@@ -78,7 +87,7 @@ def produce(descs, boxes, bars, kv, kv_page, entries, items, keys, C: gl.constex
 
 
 @gluon.jit
-def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
+def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
     """One warpgroup: scores, softmax, and the left half of the output."""
     #@ leader
     #: begin -> it, turn    the first item
@@ -92,7 +101,8 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)  #- layout
     q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box = smem  #- launch
     q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
-    lse_out, lse_strides, heads, tokens, scale, temperature = results  #- launch
+    lse_out, lse_strides, heads, tokens = results  #- launch
+    features, numbers, scale = terms  #- launch
     DTYPE: gl.constexpr = q_s.dtype  #- launch
     it = 0
     turn = 0
@@ -101,7 +111,7 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
         batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
         limit = num_keys - tokens + 1
         row = gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
-        factor = heat(1.0, temperature, gl.minimum(head + row % C.HB, heads - 1))
+        factor = factor_of(1.0, features, numbers, batch, 0, gl.minimum(head + row % C.HB, heads - 1)[:, None])
         #: scores -> s    S = Q K^T of the first block
         zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)  #- instruction
         mbarrier.wait(q_full, turn)
@@ -111,12 +121,11 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
         o = gl.zeros([BM, COLS], gl.float32, layout=O_LAYOUT)
         s = hopper.warpgroup_mma_wait(0, deps=(s,))
         for i in range(blocks - 1):
-            #: mask -> s    temperature, keys that a row does not see
+            #: mask -> s    the features of scores, keys that a row does not see
             key = lo + i * BN
-            if temperature is not None:
-                s = s * factor[:, None]
+            s = adjust_by_row(s, factor, 0.0, numbers)
             if C.MASKED and key + BN > limit:
-                s = mask_rows(s, token, key, limit, tokens, C, S_LAYOUT)
+                s = mask_rows(s, token, key, limit, tokens, features, numbers, C, S_LAYOUT)
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             e, m, l, alpha = softmax(s, m, l, scale, BM, BN)
             p = e.to(DTYPE)
@@ -138,12 +147,11 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
                 named_barrier("arrive", S_DONE, 256)
         #: last    no more Q K^T: the producer may fetch the next Q
         mbarrier.arrive(q_free, count=1)
-        #: mask -> s    temperature, keys that a row does not see
+        #: mask -> s    the features of scores, keys that a row does not see
         key = lo + (blocks - 1) * BN
-        if temperature is not None:
-            s = s * factor[:, None]
+        s = adjust_by_row(s, factor, 0.0, numbers)
         if key + BN > limit:
-            s = mask_rows(s, token, key, limit, tokens, C, S_LAYOUT)
+            s = mask_rows(s, token, key, limit, tokens, features, numbers, C, S_LAYOUT)
         #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
         e, m, l, alpha = softmax(s, m, l, scale, BM, BN)
         p = e.to(DTYPE)

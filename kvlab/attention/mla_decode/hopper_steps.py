@@ -7,7 +7,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, meet, operand, split_bounds, store_box, view_as
+from kvlab.attention.hopper.kernel import (
+    PANEL,
+    hide,
+    key_count,
+    load_box,
+    meet,
+    operand,
+    split_bounds,
+    store_box,
+    view_as,
+)
 
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 PARTS = gl.constexpr(3)  # products of Q K^T
@@ -119,11 +129,12 @@ def start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, b, phase, zero):
 
 
 @gluon.jit
-def mask_rows(s, token, key, first_limit, tokens, C: gl.constexpr, S_LAYOUT: gl.constexpr):
+def mask_rows(s, token, key, first_limit, tokens, features, numbers, C: gl.constexpr, S_LAYOUT: gl.constexpr):
     """-inf for the keys that a row does not see. Row r is token ``token + r // HB``; token 0 sees ``first_limit``."""
     r = token + gl.arange(0, C.BM, layout=gl.SliceLayout(1, S_LAYOUT)) // C.HB
     c = key + gl.arange(0, C.BN, layout=gl.SliceLayout(0, S_LAYOUT))
-    return gl.where(c[None, :] < (first_limit + gl.minimum(r, tokens - 1))[:, None], s, float("-inf"))
+    limit = first_limit + gl.minimum(r, tokens - 1)
+    return hide(s, (None, None, r, None, None, limit), c, features, numbers, False)
 
 
 @gluon.jit

@@ -97,7 +97,7 @@ def attend(
             key = base[:, None] + held
             page, slot = row_of(rope_rows, batch[:, None], k_first[:, None], key + pad[:, None], exists)
             k_rope = cta.load_rope(MASKED, active)
-            #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
+            #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
             if scales.nope.scaled:
                 by_key = nope * nope_scales(features, batch[:, None], k_first[:, None] + held, kv_head, exists)
             if scales.rope.scaled:

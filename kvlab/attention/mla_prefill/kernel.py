@@ -168,7 +168,7 @@ def attend(
                 rope_ptr, page * rope_strides.page + slot * rope_strides.token, exists, 0, C.DR, C.BR, C.DR == C.BR,
                 MASKED,
             )  # [BN, BR]
-            #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
+            #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
             if numbers.nope is not None:
                 by_key = nope * nope_scales(features, numbers, batch, k_first + held, kv_head, exists)
             if numbers.rope is not None:

@@ -159,7 +159,7 @@ def walk(
                 k_ptr + kv_head * k_strides.head * C.UNIT, (page * k_strides.page + slot * k_strides.token) * C.UNIT,
                 exists, C.D, C.W0, C.W1,
             )
-            #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
+            #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
             s = scores(q, k, C.PAIRS, C.PTX)  # [BM, BN]
             scale = key_scales(features, numbers, page, slot, kv_head, exists)
             s = adjust(s, factor, slope, scale, features, numbers, position, key)

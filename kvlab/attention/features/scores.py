@@ -42,8 +42,8 @@ def scores_exactly(
 
 
 def factor_of(scale: Any, features: Features, batch: Any, kv_head: Any, head: Array) -> Array:
-    """What the scores of query heads ``head`` are multiplied by, ``scale`` with it, of the shape of ``head``;
-    ``kv_head``: the KV heads of these, which broadcast against it.
+    """Factor of the scores of query heads ``head``, ``scale`` with it, of the shape of ``head``; ``batch`` and
+    ``kv_head``: the sequences and the KV heads of these, which broadcast against it.
     """
     factor = head_scale(scale, features.scales.q.heads, batch, kv_head)
     factor = head_scale(factor, features.scales.k.heads, batch, kv_head)
@@ -102,8 +102,7 @@ def hide(
 
 
 def factor_of_kernel(scale, features, numbers, batch, kv_head, head):
-    """What the scores of query heads ``head`` are multiplied by, as of ``factor_of``; ``scale`` alone where there is
-    no more.
+    """Factor of the scores of query heads ``head``, as of ``factor_of``; ``scale`` alone where there is no more.
     """
     factor = head_scale_kernel(scale, features.q_heads, numbers.q_scale_batch, numbers.q_scale_head, batch, kv_head)
     factor = head_scale_kernel(factor, features.k_heads, numbers.k_scale_batch, numbers.k_scale_head, batch, kv_head)

@@ -195,7 +195,7 @@ def test_roles_that_wait_for_each_other_are_told() -> None:
     "changes, message",
     [
         ({"alibi": "head"}, "alibi_slopes"),
-        ({"mask": "chunked"}, "a mask other than causal and windows"),
+        ({"mask": "chunked"}, "a mask other than causal and windows around the query"),
         ({"kv": "fp8"}, "dtype float8_e4m3fn"),
         ({"dtype": "fp8"}, "head dimensions 64 of q and 64 of v"),
         ({"dtype": "fp8", "D": 128, "scales": "token"}, "scales of tokens"),

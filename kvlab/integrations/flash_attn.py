@@ -132,7 +132,8 @@ def flash_attn_varlen_func(
     return (out, _heads_first(lse), None) if return_attn_probs else out
 
 
-@in_names(scale="softmax_scale", seq_lens="cache_seqlens", slot_mapping="cache_batch_idx", **SCALES)
+@in_names(scale="softmax_scale", seq_lens="cache_seqlens", slot_mapping="cache_batch_idx", leftpad_k="cache_leftpad",
+          **SCALES)
 def flash_attn_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
     rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None, cache_seqlens: Tensor | int | None = None,
@@ -155,6 +156,7 @@ def flash_attn_with_kvcache(
                    ``rotary_interleaved``, else (j, j + R / 2). Token i of k is at position ``cache_seqlens + i``; of q,
                    too, if causal or with a window, else all of q are at ``cache_seqlens``
     cache_seqlens  keys in the cache, without k: integers ``[B]``, a number for all, or None: the cache is full
+    cache_leftpad  None, or integers ``[B]``: keys of the cache before the first valid one
     num_splits     programs that share the keys of a sequence, of up to 4 new tokens; 0: chosen by the sizes
     return_softmax_lse  return ``(out, lse)``: lse ``[B, Hq, S]``, float32, natural logarithm, +inf for a row without a
                    key
@@ -184,11 +186,10 @@ def flash_attn_with_kvcache(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
         alibi_slopes=alibi_slopes,
     )
-    lacks("every sequence starts at the first key of the cache", cache_leftpad=cache_leftpad)
     window, chunk = window_of("window_size", window_size), count("attention_chunk", attention_chunk)
     options: dict[str, Any] = {
         "scale": softmax_scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "backend": backend,
-        "return_lse": True, **sight(causal, window, chunk),
+        "return_lse": True, "leftpad_k": cache_leftpad, **sight(causal, window, chunk),
         **_scales((q, q_descale), (k_cache, k_descale), (v_cache, v_descale)),
     }
     require(page_table is None or block_table is None, "block_table and page_table are given", "one of them")
@@ -196,6 +197,9 @@ def flash_attn_with_kvcache(
     batch = int(q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
     table = _table_of(k_cache, block_table if page_table is None else page_table, cache_batch_idx, batch)
     lens = _lengths_of(cache_seqlens, table, k_cache)
+    if cache_leftpad is not None and cache_leftpad.shape == lens.shape and not on_gpu(lens):
+        inside = ((cache_leftpad >= 0) & (cache_leftpad <= lens)).all()
+        require(inside, f"cache_leftpad is {cache_leftpad.tolist()}", f"0 to {lens.tolist()}, the keys in the cache")
     store: dict[str, Any] | None = None
     given = [x is None for x in (k, v, rotary_cos, rotary_sin)]
     require(given[0] == given[1], "one of k and v is None", "given, as the other is, or None")

@@ -11,8 +11,9 @@ rooms          files of a folder itself, the largest first; at most 25
 parameters     kernels above 32, other functions above 12
 repeated       pairs of places that share six lines or more of one shape: the same tokens, whatever the names, numbers
                and strings. Imports, docstrings and lone brackets do not count; a shape that stands in more than eight
-               places is a habit of the language. Fields of a class are alike whatever they mean (`a: int`): how many
-               pairs are left if these count with their names, is told besides
+               places is a habit of the language. Fields of a class are alike whatever they mean (`a: int`), and so
+               are rows of a table (`"a": "b"`): how many pairs are left if these count with their names, is told
+               besides, and how many of those are twins of one operation, which have to be alike
 names          classes of one name in two modules; files of one name that are not siblings: the operations' folders
                share the names of their files, and a picture's file has the name of what it draws
 back up        imports from a lower room of a higher one, those inside functions, too. Rooms by the order of the
@@ -107,11 +108,13 @@ def parameters(every: Iterable[Module]) -> tuple[list[tuple[int, str]], list[tup
 
 
 def _shapes(module: Module, fields: bool = False) -> Iterator[tuple[int, str]]:
-    """(number, shape) of each line that counts; ``fields`` of a class with their names."""
+    """(number, shape) of each line that counts; ``fields`` of a class and keys of a table with their names."""
     left_out, named = module.docstrings(), dict[int, str]()
     for node in ast.walk(module.tree):
         if fields and isinstance(node, ast.ClassDef):
             named |= {line.lineno: ast.unparse(line.target) for line in node.body if isinstance(line, ast.AnnAssign)}
+        if fields and isinstance(node, ast.Dict):
+            named |= {key.lineno: ast.unparse(key) for key in node.keys if isinstance(key, ast.Constant)}
         if isinstance(node, ast.Import | ast.ImportFrom):
             left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     by_line: dict[int, list[str]] = defaultdict(list)
@@ -152,6 +155,13 @@ def repeated(every: Iterable[Module], fields: bool = False) -> list[tuple[int, s
         other = f"{files[g][0]}:{there[j][0]}-{there[j + count - 1][0]}"
         longest[f, g] = max(longest.get((f, g), (0, "")), (count, f"{one} ~ {other}"))
     return sorted(longest.values(), reverse=True)
+
+
+def of_twins(where: str) -> bool:
+    """Tells whether the two places of a pair are a kernel and its emulator."""
+    (one, a), (other, b) = (place.partition(":")[0].rsplit("/", 1) for place in where.split(" ~ "))
+    emulators = [name.endswith("emulator.py") for name in (a, b)]
+    return one == other and sum(emulators) == 1 and len({name.startswith("hopper") for name in (a, b)}) == 1
 
 
 def of_one_name(every: Iterable[Module]) -> list[str]:
@@ -245,11 +255,14 @@ def main() -> None:
     kernels, others = parameters(every)
     for what, those, limit in (("kernels", kernels, MOST_OF_A_KERNEL), ("functions", others, MOST_PARAMETERS)):
         above = [f"{n} {where}" for n, where in those if n > limit]
-        print(f"parameters     {len(above)} of {len(those)} {what} above {limit}")
+        others_own = sum("kvlab/integrations/" in where for where in above)
+        also = f"; {others_own} of them in kvlab/integrations, as others' signatures are" if others_own else ""
+        print(f"parameters     {len(above)} of {len(those)} {what} above {limit}{also}")
         _rows(above, most)
     pairs = repeated(every)
-    by_name = len(repeated(every, fields=True))
-    print(f"repeated       {len(pairs)} pairs of {RUN} lines or more; {by_name} where fields count with their names")
+    by_name = [where for _, where in repeated(every, fields=True)]
+    print(f"repeated       {len(pairs)} pairs of {RUN} lines or more; {len(by_name)} where fields and rows count with "
+          f"their names, {sum(map(of_twins, by_name))} of these twins")
     _rows((f"{n} lines {where}" for n, where in pairs), most)
     same, files = of_one_name(every), files_of_one_name(every)
     print(f"names          {len(same)} of several classes, {len(files)} of files that are not siblings")

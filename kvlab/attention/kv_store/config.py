@@ -153,17 +153,9 @@ def reciprocal(scale: object) -> float:
 
 
 def choose_config(
-    problem: StoreProblem,
-    *,
-    form: str,
-    page_size: int,
-    quant: Iterable[str] = ("none", "none"),
-    limit: Iterable[float] = (0.0, 0.0),
-    vec_in: Iterable[int] = (1, 1),
-    vec_out: Iterable[int] = (1, 1),
-    batch: int = 0,
-    processors: int = 132,
-    **rope: object,
+    problem: StoreProblem, *, form: str, page_size: int, quant: Iterable[str] = ("none", "none"),
+    limit: Iterable[float] = (0.0, 0.0), vec_in: Iterable[int] = (1, 1), vec_out: Iterable[int] = (1, 1),
+    batch: int = 0, processors: int = 132, **rope: object,
 ) -> StoreConfig:
     """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
 

@@ -17,23 +17,14 @@ from kvlab.mirror.twin import Twin
 
 TWINS = (
     Twin(
-        "attend",
-        kernel="kernel:attend",
-        emulator="emulator:attend",
+        "attend", kernel="kernel:attend", emulator="emulator:attend",
         synonyms={
-            "problem.pairs": "PAIRS",
-            "config.longest_first": "LONGEST_FIRST",
-            "seq_lens": "seq_lens_ptr",
-            "v_factor": "scales.v.number",
-            "cache.page_size_": "PAGE",
-            "bincount": "histogram",
-            "load_q": "load_rows",
+            "problem.pairs": "PAIRS", "config.longest_first": "LONGEST_FIRST", "seq_lens": "seq_lens_ptr",
+            "v_factor": "scales.v.number", "cache.page_size_": "PAGE", "bincount": "histogram", "load_q": "load_rows",
             "store_rows": "store",
         },
         held={
-            "load_k": "k_ptr kv_head page slot exists",
-            "load_v": "v_ptr kv_head page slot exists",
-            "in_pages": "k_ptr",
+            "load_k": "k_ptr kv_head page slot exists", "load_v": "v_ptr kv_head page slot exists", "in_pages": "k_ptr",
         },
     ),
     Twin("hopper", kernel="hopper_roles:produce,consume,join", emulator="hopper_emulator:produce,consume,join"),
@@ -120,15 +111,8 @@ class DecodeConfig:
 
 
 def choose_config(
-    problem: DecodeProblem,
-    *,
-    processors: int = 132,
-    num_splits: int | None = None,
-    arch: str = "sm_90",
-    shared: int | None = None,
-    heavy: bool = False,
-    biased: bool = False,
-    batch_invariant: bool = False,
+    problem: DecodeProblem, *, processors: int = 132, num_splits: int | None = None, arch: str = "sm_90",
+    shared: int | None = None, heavy: bool = False, biased: bool = False, batch_invariant: bool = False,
 ) -> DecodeConfig:
     """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100), ``shared``
     the bytes of shared memory that a CTA may have (None: as on ``arch``). ``heavy``: what is done to the scores takes

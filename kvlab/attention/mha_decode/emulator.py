@@ -68,8 +68,7 @@ def load_rows(
 
 def attend(
     q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
-    scale_log2: float, features: Features, problem: DecodeProblem, config: DecodeConfig, arch: str,
-    traffic: Traffic,
+    scale_log2: float, features: Features, problem: DecodeProblem, config: DecodeConfig, arch: str, traffic: Traffic,
 ) -> None:
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
     #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
@@ -128,15 +127,8 @@ def attend(
 
 
 def launch(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    block_table: Array,
-    seq_lens: Array,
-    *,
-    config: DecodeConfig,
-    arch: str = "sm_90",
-    **named: Any,
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, seq_lens: Array, *, config: DecodeConfig,
+    arch: str = "sm_90", **named: Any,
 ) -> tuple[Array, Array]:
     """Run the twins: out ``[B, S, Hq, Dv]`` and lse ``[B, S, Hq]`` float32. The arguments are valid; ``named``: those
     of :func:`run`.
@@ -145,17 +137,8 @@ def launch(
 
 
 def run(
-    attend: Callable[..., None],
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    block_table: Array,
-    seq_lens: Array,
-    *,
-    scale: float,
-    config: Any,
-    features: Features | None = None,
-    out: Array | None = None,
+    attend: Callable[..., None], q: Array, k_cache: Array, v_cache: Array, block_table: Array, seq_lens: Array, *,
+    scale: float, config: Any, features: Features | None = None, out: Array | None = None,
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
     """Run the twin of a decode kernel, ``attend``, and merge its splits: out ``[B, S, Hq, Dv]``, lse ``[B, S, Hq]``."""

@@ -14,13 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 def reference(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    block_table: Array,
-    seq_lens: Array,
-    *,
-    scale: float,
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, seq_lens: Array, *, scale: float,
     features: Features | None = None,
 ) -> tuple[Array, Array]:
     """``softmax(scale Q K^T) V`` of the last S tokens of each sequence.

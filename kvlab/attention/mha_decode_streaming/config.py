@@ -14,21 +14,14 @@ from kvlab.mirror.twin import Twin
 
 TWINS = (
     Twin(
-        "attend",
-        kernel="kernel:attend",
-        emulator="emulator:attend",
+        "attend", kernel="kernel:attend", emulator="emulator:attend",
         synonyms={
-            "seq_lens": "seq_lens_ptr",
-            "v_factor": "scales.v.number",
-            "cache.page_size_": "PAGE",
-            "zero_scores": "zeros",
-            "store_columns": "store",
+            "seq_lens": "seq_lens_ptr", "v_factor": "scales.v.number", "cache.page_size_": "PAGE",
+            "zero_scores": "zeros", "store_columns": "store",
         },
         held={
-            "load_k_strip": "k_ptr kv_head page slot exists",
-            "load_q_strip": "q_ptr is_row",
-            "load_v": "v_ptr kv_head page slot exists",
-            "in_pages": "k_ptr",
+            "load_k_strip": "k_ptr kv_head page slot exists", "load_q_strip": "q_ptr is_row",
+            "load_v": "v_ptr kv_head page slot exists", "in_pages": "k_ptr",
         },
     ),
     MERGE,
@@ -63,11 +56,7 @@ class StreamingConfig:
 
 
 def choose_config(
-    problem: DecodeProblem,
-    *,
-    processors: int = 132,
-    num_splits: int | None = None,
-    arch: str = "gfx950",
+    problem: DecodeProblem, *, processors: int = 132, num_splits: int | None = None, arch: str = "gfx950",
     batch_invariant: bool = False,
 ) -> StreamingConfig:
     """The configuration of a call: MAX's tile of 16 rows and 128 keys on gfx950, fewer keys elsewhere. The

@@ -34,8 +34,7 @@ Array = np.ndarray[Any, Any]
 
 def attend(
     q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
-    scale_log2: float, features: Features, problem: DecodeProblem, config: StreamingConfig, arch: str,
-    traffic: Traffic,
+    scale_log2: float, features: Features, problem: DecodeProblem, config: StreamingConfig, arch: str, traffic: Traffic,
 ) -> None:
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
     #: setup -> lo, hi, first, limit    this program's rows, the keys they see, its split of them
@@ -102,15 +101,8 @@ def attend(
 
 
 def launch(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    block_table: Array,
-    seq_lens: Array,
-    *,
-    config: StreamingConfig,
-    arch: str = "gfx950",
-    **named: Any,
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, seq_lens: Array, *, config: StreamingConfig,
+    arch: str = "gfx950", **named: Any,
 ) -> tuple[Array, Array]:
     """Run the twins: out of q's shape and dtype (bfloat16 for e4m3) and lse ``[B, S, Hq]`` float32. The arguments are
     valid; ``arch`` is gfx950, ``named``: those of MHA decode's ``run``.

@@ -14,20 +14,13 @@ from kvlab.mirror.twin import Twin
 
 TWINS = (
     Twin(
-        "attend",
-        kernel="kernel:attend",
-        emulator="emulator:attend",
+        "attend", kernel="kernel:attend", emulator="emulator:attend",
         synonyms={
-            "lens_array": "lens_ptr",
-            "base2": "BASE2",
-            "o_scale": "o_scale",
-            "store_rows": "store",
-            "q_array.dtype": "q_ptr.dtype.element_ty",
-            "float8_e4m3fn": "float8e4nv",
+            "lens_array": "lens_ptr", "base2": "BASE2", "o_scale": "o_scale", "store_rows": "store",
+            "q_array.dtype": "q_ptr.dtype.element_ty", "float8_e4m3fn": "float8e4nv",
         },
         held={
-            "row_of": "k_ptr MASKED",
-            "load_k": "k_ptr kv_head page slot exists",
+            "row_of": "k_ptr MASKED", "load_k": "k_ptr kv_head page slot exists",
             "load_v": "v_ptr kv_head page slot exists",
         },
     ),

@@ -16,13 +16,9 @@ from kvlab.mirror.twin import Twin
 
 TWINS = (
     Twin(
-        "attend",
-        kernel="kernel:attend",
-        emulator="emulator:attend",
+        "attend", kernel="kernel:attend", emulator="emulator:attend",
         synonyms={
-            "seq_lens": "seq_lens_ptr",
-            "v_factor": "scales.v.number",
-            "cache.page_size_": "PAGE",
+            "seq_lens": "seq_lens_ptr", "v_factor": "scales.v.number", "cache.page_size_": "PAGE",
             "store_columns": "store",
         },
         held={"place": "cache start", "load_k": "page slot exists", "load_v": "k"},
@@ -122,15 +118,8 @@ class MLADecodeConfig:
 
 
 def choose_config(
-    problem: MLADecodeProblem,
-    *,
-    processors: int = 132,
-    num_splits: int | None = None,
-    arch: str = "sm_90",
-    emulated: bool = False,
-    heavy: bool = False,
-    batch_invariant: bool = False,
-    wgmma: bool = False,
+    problem: MLADecodeProblem, *, processors: int = 132, num_splits: int | None = None, arch: str = "sm_90",
+    emulated: bool = False, heavy: bool = False, batch_invariant: bool = False, wgmma: bool = False,
 ) -> MLADecodeConfig:
     """The configuration of a call on ``arch``, which has ``processors`` SMs (132 on an H100). ``heavy``: what is done
     to the scores takes registers.

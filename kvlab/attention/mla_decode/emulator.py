@@ -102,19 +102,9 @@ def attend(
 
 
 def launch(
-    q: Array,
-    kv_cache: Array,
-    k_rope: Array,
-    block_table: Array,
-    seq_lens: Array | None,
-    *,
-    scale: float,
-    features: Features,
-    config: MLADecodeConfig,
-    row_scales: Array | None = None,
-    out: Array | None = None,
-    arch: str = "sm_90",
-    traffic: Traffic | None = None,
+    q: Array, kv_cache: Array, k_rope: Array, block_table: Array, seq_lens: Array | None, *, scale: float,
+    features: Features, config: MLADecodeConfig, row_scales: Array | None = None, out: Array | None = None,
+    arch: str = "sm_90", traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
     """Run the twins: out ``[B, S, H, v_dim]`` of q's dtype (bfloat16 for e4m3) and lse ``[B, S, H]`` float32. The
     arguments are valid.

@@ -11,20 +11,13 @@ from kvlab.mirror.twin import Twin
 
 TWINS = (
     Twin(
-        "attend",
-        kernel="kernel:attend",
-        emulator="emulator:attend",
+        "attend", kernel="kernel:attend", emulator="emulator:attend",
         synonyms={
-            "problem.batch": "batch",
-            "problem.value": "DV",
-            "config.one_loop": "ONE_LOOP",
-            "v_factor": "scales.v.number",
-            "store_columns": "store",
+            "problem.batch": "batch", "problem.value": "DV", "config.one_loop": "ONE_LOOP",
+            "v_factor": "scales.v.number", "store_columns": "store",
         },
         held={
-            "row_of": "k_ptr MASKED",
-            "load_k": "k_ptr kv_head held exists",
-            "load_rope": "rope_ptr page slot exists",
+            "row_of": "k_ptr MASKED", "load_k": "k_ptr kv_head held exists", "load_rope": "rope_ptr page slot exists",
             "load_v": "v_ptr kv_head held exists",
         },
     ),

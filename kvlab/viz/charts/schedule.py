@@ -25,7 +25,7 @@ Bars = tuple[Array, Array, Array]
 """(row, sequence, key blocks) of bars, each row's in the order of time."""
 
 
-class Schedule(Protocol):
+class SharedWork(Protocol):
     """Work of persistent programs, as :class:`kvlab.attention.Schedule` tells it."""
 
     problem: Any
@@ -45,7 +45,7 @@ class Schedule(Protocol):
         """Programs of all KV heads."""
 
 
-def draw_schedule(schedule: Schedule, *, title: str | None = None, caption: str | None = None) -> Picture:
+def draw_schedule(schedule: SharedWork, *, title: str | None = None, caption: str | None = None) -> Picture:
     """Programs down, time in key blocks across, coloured by sequence: a program for each tile (above), and as the
     schedule shares the work (below). Idle time is grey.
 
@@ -171,7 +171,7 @@ def _scale(canvas: Canvas, y: float, end: int, block: int) -> None:
     canvas.text(GUTTER, y + 31, f"time, in key blocks of {block} keys", size=LABEL, opacity=QUIET)
 
 
-def _legend(canvas: Canvas, y: float, schedule: Schedule, units: Any) -> None:
+def _legend(canvas: Canvas, y: float, schedule: SharedWork, units: Any) -> None:
     """The longest sequences, idle time, and the beginning of a unit."""
     there = np.unique(units["sequence"])
     longest = there[np.argsort(-schedule.num_keys[there], kind="stable")[:3]].tolist()
@@ -185,7 +185,7 @@ def _legend(canvas: Canvas, y: float, schedule: Schedule, units: Any) -> None:
     canvas.extend(WIDTH, bottom + 16)
 
 
-def _title(schedule: Schedule, ends: list[Array]) -> str:
+def _title(schedule: SharedWork, ends: list[Array]) -> str:
     alone, shared = (until.max() / until.mean() for until in ends)
     count = schedule.problem.batch
     return (f"{count} sequence{'s' * (count > 1)} on {schedule.programs} programs: the busiest does {shared:.2f} "

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.schedule import Schedule, plan
+from kvlab.attention import Schedule, plan
 
 Array = np.ndarray[Any, Any]
 RESULTS = Path(__file__).parent / "results"

@@ -8,6 +8,7 @@ With ``backend="auto"`` NumPy arrays go to the emulator, tensors on a GPU to a c
 Triton's interpreter, or, where there is no Triton (macOS, Windows), to the emulator.
 """
 
+from .attend_paged import attend_paged, plan
 from .call.explain import Explanation, explain
 from .features.rope import Rope
 from .kv_store import kv_store, kv_store_paged, mla_store_paged
@@ -17,12 +18,13 @@ from .mha_decode_streaming import mha_decode_streaming, mha_decode_streaming_pag
 from .mha_prefill import mha_prefill, mha_prefill_cache, mha_prefill_paged
 from .mla_decode import mla_decode, mla_decode_paged
 from .mla_prefill import mla_prefill, mla_prefill_paged, mla_prefill_ragged
-from .schedule import Schedule, plan
+from .schedule import Schedule
 
 __all__ = [
     "Explanation",
     "Rope",
     "Schedule",
+    "attend_paged",
     "explain",
     "kv_store",
     "kv_store_paged",

@@ -90,14 +90,15 @@ def rounded(exact: Any, lse: Any, dtype: Any, out: Any) -> tuple[Any, Any]:
 
 
 def _each(convert: Callable[[Any], Any], args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
-    """All arguments, arrays converted, also those in the fields of dataclasses and NamedTuples."""
+    """All arguments, arrays converted, also those in tuples and in the fields of dataclasses and NamedTuples."""
 
     def one(value: Any) -> Any:
         if is_torch(value) or isinstance(value, np.ndarray):
             return convert(value)
-        if hasattr(value, "_fields"):
+        if isinstance(value, tuple):
             found = [one(item) for item in value]
-            return value if all(map(operator.is_, found, value)) else type(value)(*found)
+            same = all(map(operator.is_, found, value))
+            return value if same else type(value)(*found) if hasattr(value, "_fields") else tuple(found)
         if not dataclasses.is_dataclass(value) or isinstance(value, type):
             return value
         before = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}

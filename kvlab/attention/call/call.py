@@ -115,6 +115,10 @@ class Call(Generic[R]):
         self.look(self.arrays[0])
         return self
 
+    def explained(self) -> Explanation:
+        """The explanation of a planned call."""
+        return self.plan.explanation
+
     def prepare(self) -> Plan:
         """Checks and plan, which depend on no address and no value."""
         vars(self).pop("plan", None)
@@ -129,7 +133,8 @@ class Call(Generic[R]):
         complete = not self.features.arrays
         kept = self.features if complete else self.features.without_arrays()
         sibling = SIBLINGS.get(backend, f"{backend}:launch")
-        self.plan = Plan(explanation, problem, scale, f"kvlab.attention.{self.operation}.{sibling}", kept, complete)
+        sibling = f"kvlab.attention.{explanation.operation}.{sibling}"
+        self.plan = Plan(explanation, problem, scale, sibling, kept, complete)
         return self.plan
 
     # What is an operation's own

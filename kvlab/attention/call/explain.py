@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Explanation:
-    """The plan of a call: nothing has run.
+    """The plan of a call: nothing has run. schedule : the :class:`~kvlab.attention.Schedule` of a call that walks one,
+    where the lengths are in CPU memory.
 
     >>> print(Explanation("merge_states", "emulator", "NumPy arrays", None, (4, 8)))
     merge_states: emulator (NumPy arrays); None; grid (4, 8)
@@ -21,10 +22,12 @@ class Explanation:
     config: Any
     grid: tuple[int, ...]
     arch: str | None = None
+    schedule: Any = None
 
     def __str__(self) -> str:
         where = f" as on {self.arch}" if self.arch else ""
-        return f"{self.operation}: {self.backend}{where} ({self.reason}); {self.config}; grid {self.grid}"
+        units = "" if self.schedule is None else f"; {self.schedule}"
+        return f"{self.operation}: {self.backend}{where} ({self.reason}); {self.config}; grid {self.grid}{units}"
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:

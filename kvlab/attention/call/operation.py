@@ -71,7 +71,7 @@ class PublicOperation(Generic[P, R]):
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Plan of the call, which :func:`kvlab.attention.explain` shows."""
-        return self.planned(*args, **kwargs).plan.explanation
+        return self.planned(*args, **kwargs).explained()
 
     def made(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The call of these arguments, unchecked but for flags and names."""

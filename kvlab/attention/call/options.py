@@ -6,6 +6,7 @@ from typing import Literal, TypedDict
 
 from kvlab.attention.features.options import FeatureOptions, LatentFeatureOptions
 from kvlab.attention.features.rope import Rope
+from kvlab.attention.schedule.schedule import Schedule
 from kvlab.common.arrays import Array
 from kvlab.staging import Traffic
 
@@ -43,6 +44,7 @@ class DecodeOptions(FeatureOptions, SplitOptions, total=False):
 
     backend: Backend
     balanced: bool
+    plan: Schedule | None
 
 
 class StreamingOptions(FeatureOptions, SplitOptions, total=False):
@@ -71,6 +73,16 @@ class PagedPrefillOptions(PrefillOptions, total=False):
     """Keywords of ``mha_prefill_paged``."""
 
     kv_layout: KVLayout
+
+
+class AttendOptions(FeatureOptions, RunOptions, total=False):
+    """Keywords of ``attend_paged``."""
+
+    plan: Schedule | None
+    causal: bool | None
+    max_seqlen_q: int | None
+    kv_layout: KVLayout
+    backend: PortableBackend
 
 
 class MLAPrefillOptions(FeatureOptions, RunOptions, total=False):

@@ -75,8 +75,10 @@ def mha_decode_paged(
                  MHA. What features add goes by the same rules; on "sm_80" provisional
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     balanced     share the keys of all sequences equally, whatever their lengths: a work list of the step is made on the
-                 device (:func:`~kvlab.attention.plan` makes the same); S of up to 16; the portable kernel; the same
-                 lengths give the same order of sums
+                 device; S of up to 16; the portable kernel of :func:`~kvlab.attention.attend_paged`; the same lengths
+                 give the same order of sums
+    plan         None, or what :func:`~kvlab.attention.plan` made of ``seq_lens`` and S: made once a step, it serves all
+                 layers; ``balanced`` then, without a list of the call's own
     mask_value   accepted for callers of MAX, a number below infinity; a masked key has weight 0 whatever it is
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves

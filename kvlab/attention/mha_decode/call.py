@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, lengths_with_new
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import kv_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_heads, check_result
+from kvlab.attention.call.planned import PlannedCall
 from kvlab.attention.features.intervals import host, keys_in_table
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_fp8
@@ -21,13 +21,12 @@ from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.common.arrays import add_axis, address_of, element_strides
 from kvlab.common.checks import require
 
-from .balanced.config import balanced_config
 from .config import choose_config, problem_of
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
 
 MAX_TOKENS, MAX_TOKENS_BALANCED = 4, 16
 
-class PagedDecode(Call[Any]):
+class PagedDecode(PlannedCall):
     """A decode over pages of K and V ``[pages, page_size, Hkv, ..]``; siblings take q and out as ``[B, S, Hq, ..]``."""
 
     operands = (
@@ -49,19 +48,24 @@ class PagedDecode(Call[Any]):
     block_table: Any
     seq_lens: Any
 
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.over_schedule = self.balanced or self.schedule is not None
+
     def check_arguments(self, sizes: Sizes) -> None:
-        q, tokens = self.q, sizes.get("S", 1)
-        fixed = [name for name in ("num_splits", "batch_invariant") if self.balanced and getattr(self, name)]
+        super().check_arguments(sizes)
+        q, tokens, balanced = self.q, sizes.get("S", 1), self.over_schedule
+        fixed = [name for name in ("num_splits", "batch_invariant") if balanced and getattr(self, name)]
         require(not fixed, f"{' and '.join(fixed)} with balanced=True", "left out: units follow from all lengths")
-        padded = self.balanced and self.arguments.get("leftpad_k") is not None
+        padded = balanced and self.arguments.get("leftpad_k") is not None
         require(not padded, "leftpad_k with balanced=True", "left out: units follow from the lengths alone")
-        most = MAX_TOKENS_BALANCED if self.balanced else MAX_TOKENS
+        most = MAX_TOKENS_BALANCED if balanced else MAX_TOKENS
         require(1 <= tokens <= most, f"q has {tokens} new tokens a sequence", f"1 to {most}")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
         check_pages(caches)
         check_heads(q, caches)
         if is_fp8(self.k_cache):
-            _check_pairs(caches)
+            check_pairs(caches)
         if self.out is not None:
             check_result(self.out, (*q.shape[:-1], int(caches["v_cache"].shape[3])), q)
 
@@ -84,7 +88,7 @@ class PagedDecode(Call[Any]):
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         (q, k_cache, v_cache, table, _), features = self.arrays, self.features
         problem = problem_of(q, k_cache, v_cache, table)
-        lacks = "balanced=True" if self.balanced else hopper_lacks(q, k_cache, v_cache, problem, features)
+        lacks = "balanced=True" if self.over_schedule else hopper_lacks(q, k_cache, v_cache, problem, features)
         chosen, reason, hopper = choose_with_hopper(q, self.backend, lacks, hopper_declined(problem), SUPPORTED)
         emulated = self.arch if chosen == "emulator" else None
         splits: dict[str, Any] = {"num_splits": self.num_splits, "batch_invariant": self.batch_invariant}
@@ -97,17 +101,18 @@ class PagedDecode(Call[Any]):
             check_emulated("mha_decode", emulated, q, {"k_cache": k_cache, "v_cache": v_cache}, {"k_cache": depths})
         if problem.pairs:
             check_fp8_gpu(q)
+        if self.over_schedule:
+            walks, home = self.walks(problem, problem.tokens, emulated), "attend_paged"
+            return Explanation(home, chosen, reason, walks, walks.grid(problem), emulated), problem, chosen
         target = target_of(q, emulated)
         config = choose_config(
             problem, processors=target.processors, arch=target.arch, shared=target.shared, heavy=features.heavy,
-            biased=features.mask.bias is not None, **splits | ({"num_splits": 1} if self.balanced else {}),
+            biased=features.mask.bias is not None, **splits,
         )
-        if self.balanced:
-            shared = balanced_config(config, problem, processors=target.processors)
-            side = {"triton": "kernel", "reference": "reference"}.get(chosen, chosen)
-            sibling = chosen if chosen == "reference" else f"balanced.{side}"
-            return Explanation("mha_decode", chosen, reason, shared, shared.grid(problem), emulated), problem, sibling
         return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated), problem, chosen
+
+    def listed(self) -> tuple[Any, Any]:
+        return self.seq_lens, None
 
     def check_values(self) -> None:
         (q, cache, _, table, lens), mask = self.arrays, self.features.mask
@@ -115,6 +120,7 @@ class PagedDecode(Call[Any]):
         lengths = host(lens).astype(np.int64) - pad
         first, _ = mask.interval.bounds(lengths - q.shape[1], lengths, np.arange(len(lengths)))
         check_lengths_and_pages(lens, table, cache.shape[0], cache.shape[1], first + pad)
+        super().check_values()
 
 
 class MHADecode(PagedDecode):
@@ -130,7 +136,7 @@ def arrays_of_collection(q: Any, cache: Any, layer: int) -> dict[str, Any]:
     return {"q": q, "k_cache": pages.keys, "v_cache": pages.values, **table}
 
 
-def _check_pairs(caches: dict[str, Any]) -> None:
+def check_pairs(caches: dict[str, Any]) -> None:
     """ValueError for rows of fp8 that do not start at an even byte: columns move in pairs."""
     for name, cache in caches.items():
         strides = element_strides(cache, name)

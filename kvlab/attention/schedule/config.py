@@ -37,8 +37,6 @@ MOST_UNITS = 64
 MOST_COST = 2**31 - 1
 INVARIANT_KEYS = 2048
 """Keys of a unit that is the same in every batch."""
-CTAS_PER_PROCESSOR = 3
-LEAST_BLOCKS = 8
 WIDE = 1024
 """Sequences, items or teams that a list is made of at a time."""
 
@@ -149,30 +147,3 @@ def wide(batch: int) -> int:
     (16, 1024)
     """
     return min(WIDE, max(16, 1 << (batch - 1).bit_length())) if batch else 16
-
-
-def choose_config(
-    tokens: int, problem: ScheduleProblem, key_bytes: int, *, unit: int = 0, programs: int | None = None,
-    processors: int = 132,
-) -> ScheduleConfig:
-    """The configuration for sequences of at most so many new tokens, and rows of K of ``key_bytes``.
-
-    A tile holds all rows of a sequence, up to 128; beyond that up to four tiles are walked together, so that each key
-    is read from DRAM once for them. Tiles of up to 32 rows leave room for three programs on an SM, larger ones for one.
-    The beginning of a unit takes as long as 64 keys of 256 bytes.
-
-    >>> problem = ScheduleProblem(batch=64, tokens=4, group=4, kv_heads=8)
-    >>> choose_config(4, problem, 256)
-    ScheduleConfig(programs=396, BM=16, together=1, block=16, overhead=4, least=12, unit=0, fewest=1, \
-most=1073741824, num_warps=4)
-    >>> chunks = choose_config(128, problem, 256)
-    >>> chunks.programs, chunks.BM, chunks.together
-    (132, 128, 4)
-    """
-    rows = tokens * problem.group
-    BM = min(128, max(16, 1 << (rows - 1).bit_length())) if rows else 16
-    together = min(4, -(-rows // BM)) if rows else 1
-    if programs is None:
-        programs = processors * (CTAS_PER_PROCESSOR if BM <= 32 and key_bytes <= 256 else 1)
-    overhead = max(1, round(4 * 256 / key_bytes))
-    return ScheduleConfig(programs, BM, together, 16, overhead, overhead + LEAST_BLOCKS, unit)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlab.attention import Schedule, plan
 from kvlab.attention.features.intervals import UNLIMITED
-from kvlab.attention.schedule import Schedule, ScheduleConfig, plan
+from kvlab.attention.schedule import ScheduleConfig
 
 LENGTHS = st.one_of(st.integers(0, 70), st.integers(0, 3000), st.sampled_from([0, 1, 15, 16, 17, 64, 4096, 20_000]))
 

@@ -13,8 +13,9 @@ import pytest
 from caught import Caught, as_launched
 from seeded_faults import is_found
 
+from kvlab.attention import plan
 from kvlab.attention.features.intervals import UNLIMITED
-from kvlab.attention.schedule import ScheduleConfig, ScheduleProblem, emulator, plan
+from kvlab.attention.schedule import ScheduleConfig, ScheduleProblem, emulator
 from kvlab.common.arrays import to_torch
 from kvlab.mirror import check
 from kvlab.triton_support import child

@@ -17,30 +17,25 @@ from feature_cases import FP8, FeatureCase
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_decode_paged, plan
+from kvlab.attention.attend_paged import emulator
+from kvlab.attention.attend_paged.config import TWINS, WalkConfig, choose_walks, register_limit, walk_of
 from kvlab.attention.mha_decode import emulator as unsplit
-from kvlab.attention.mha_decode.balanced import emulator
-from kvlab.attention.mha_decode.balanced.config import (
-    TWINS,
-    BalancedConfig,
-    balanced_config,
-    register_limit,
-)
 from kvlab.attention.mha_decode.config import choose_config, problem_of
 from kvlab.mirror import check, check_sources, lockstep
 from kvlab.mirror.twin import module_file
 from kvlab.staging import Traffic
 from kvlab.triton_support import child
 
-OP = "kvlab.attention.mha_decode.balanced"
-KERNEL = f"{OP}.kernel:launch"
+OP = "attend_paged"
+KERNEL = "kvlab.attention.attend_paged.kernel:launch"
 
 
-def config_of(arrays: Any, teams: int, arch: str = "sm_90", **more: Any) -> BalancedConfig:
+def config_of(arrays: Any, teams: int, arch: str = "sm_90", **more: Any) -> WalkConfig:
     """Tiles as a call has them, shared by so many teams; units of 16 keys at least."""
     problem = problem_of(*arrays[:4])
     tiles = choose_config(problem, num_splits=1, arch=arch)
     programs = teams * problem.kv_heads * tiles.row_tiles
-    return balanced_config(tiles, problem, processors=programs, ctas=1, **{"least": 5} | more)
+    return WalkConfig((walk_of(tiles, problem, processors=programs, ctas=1, **{"overhead": 4, "least": 5} | more),))
 
 
 UNEVEN = [
@@ -94,7 +89,7 @@ def test_a_sequence_that_is_not_cut_has_the_bits_of_decode(S: int) -> None:
     x = Case((300, 0, 17, 129), S=S, D=64).build()
     config = config_of(x.arrays, 1)
     ours = emulator.launch(*x.arrays, scale=x.scale, config=config)
-    plain = unsplit.launch(*x.arrays, scale=x.scale, config=replace(config.tiles, longest_first=0))
+    plain = unsplit.launch(*x.arrays, scale=x.scale, config=replace(config.walks[0].tiles, longest_first=0))
     assert [bits(a) for a in ours] == [bits(a) for a in plain]
 
 
@@ -120,7 +115,7 @@ def test_the_public_call(backend: str) -> None:
     out, lse = mha_decode_paged(*x.arrays, balanced=True, backend=backend, return_lse=True)
     assert_accurate(x, out, lse)
     told = explain(mha_decode_paged, *x.arrays, balanced=True, backend=backend)
-    assert told.config.schedule.programs == 396
+    assert told.config.walks[0].schedule.programs == 396
     assert told.grid == (396,)
 
 
@@ -143,7 +138,8 @@ def test_each_key_is_read_once(teams: int) -> None:
     x = Case((300, 0, 17, 900, 1), D=64).build()
     traffic, config = Traffic(), config_of(x.arrays, teams)
     emulator.launch(*x.arrays, scale=x.scale, config=config, traffic=traffic)
-    units = len(plan(x.lens, q_heads=8, kv_heads=2, config=config.schedule).units) + 2 * int((x.lens == 0).sum())
+    units = len(plan(x.lens, q_heads=8, kv_heads=2, config=config.walks[0].schedule).units)
+    units += 2 * int((x.lens == 0).sum())
     keys, queries = 2 * x.k[0, 0].nbytes, x.q[0].nbytes // 2  # of one KV head
     assert traffic.moved["DRAM->SMEM"] == int(x.lens.sum()) * keys + units * queries
 
@@ -197,11 +193,12 @@ def test_the_twins_mirror_each_other() -> None:
 @pytest.mark.parametrize("twin, old, new", [
     ("walk", "+ C.OVERHEAD < until", "+ C.OVERHEAD <= until"),
     ("walk", "(begin <= start) & (stop <= until)", "(begin <= start) | (stop <= until)"),
-    ("walk", "2 * team + (start > begin)", "2 * team + (start < begin)"),
+    ("walk", "2 * program + (start > begin)", "2 * program + (start < begin)"),
     ("join", "tl.maximum(stop - 1, start) // share - team", "tl.maximum(stop, start) // share - team"),
-], ids=["last item", "whole", "place", "parts"])
+    ("join", "(start // share == team)", "(start // share <= team)"),
+], ids=["last item", "whole", "place", "parts", "first part"])
 def test_a_seeded_fault_is_found(twin: str, old: str, new: str) -> None:
-    kernel, numpy = (Path(module_file(f"{OP}.{side}")).read_text() for side in ("kernel", "emulator"))
+    kernel, numpy = (Path(module_file(f"kvlab.attention.{OP}.{side}")).read_text() for side in ("kernel", "emulator"))
     assert kernel.count(old) == 1
     (one,) = (each for each in TWINS if each.name == twin)
     faulty = check_sources(kernel.replace(old, new), numpy, twin, twin, synonyms=one.synonyms, held=one.held)
@@ -210,11 +207,11 @@ def test_a_seeded_fault_is_found(twin: str, old: str, new: str) -> None:
 
 def compiled(case: Case, target: str, name: str) -> Any:
     """A kernel as a call on a GPU of ``target`` compiles it."""
-    from kvlab.attention.mha_decode.balanced import kernel
+    from kvlab.attention.attend_paged import kernel
 
     x = case.build()
     problem = problem_of(*x.arrays[:4])
-    config = balanced_config(choose_config(problem, num_splits=1, arch=target), problem)
+    config = choose_walks(problem, problem.tokens, arch=target)
     caught = {kind: Caught(getattr(kernel, kind)) for kind in ("walk", "join")}
     with pytest.MonkeyPatch.context() as patch:
         for kind, stub in caught.items():
@@ -225,7 +222,7 @@ def compiled(case: Case, target: str, name: str) -> Any:
     if name == "walk":
         ptx = target.startswith("sm_")
         arguments["C"] = arguments["C"]._replace(PTX=ptx)
-        arguments |= register_limit(config.tiles, problem) if ptx else {}
+        arguments |= register_limit(config.walks[0].tiles, problem) if ptx else {}
     return as_launched(caught[name].fn, arguments, target)
 
 

@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.features.intervals import window_interval
+from kvlab.attention.features.intervals import host, key_count
 from kvlab.common.arrays import numbered
-from kvlab.common.checks import is_integer, require, shown
+from kvlab.common.checks import require, shown
 from kvlab.common.drawn import Drawn
 from kvlab.staging import ceildiv
 
-from .config import INVARIANT_KEYS, MOST_COST, MOST_UNITS, ScheduleConfig, ScheduleProblem, choose_config, list_parts
+from .config import MOST_UNITS, ScheduleConfig, ScheduleProblem, list_parts
 from .emulator import item_blocks, units_of
-from .emulator import launch as make_list
 
 Array = np.ndarray[Any, Any]
 
@@ -34,10 +33,14 @@ class Schedule(Drawn):
     the order of the keys.
     The lengths fix it all: the same lengths give the same order of sums.
 
-    problem, config   :class:`ScheduleProblem` and :class:`ScheduleConfig`
-    list              the work list, int32, as the kernel makes it
-    num_keys, tokens  keys ``[B]`` and new tokens ``[B]`` of each sequence
+    problem, config  :class:`ScheduleProblem` and :class:`ScheduleConfig`
+    list         the work list, int32, where the lengths are: of a GPU it is made there, and all that is told of units
+                 is looked up when it is first asked for, which waits for the GPU
+    seq_lens     keys ``[B]`` of each sequence
+    cu_seqlens   None, or ``[B + 1]``: where the new tokens of each begin
+    rest         None, or the schedule of the sequences that have more new tokens than fit the tiles of this one
 
+    >>> from kvlab.attention import plan
     >>> one_long = plan([100_000] + 63 * [500], q_heads=32, kv_heads=8)
     >>> one_long
     Schedule(64 sequences, 880 units on 392 programs, the busiest 1.00 of the mean, 464 partial results)
@@ -46,20 +49,76 @@ class Schedule(Drawn):
     """
 
     def __init__(
-        self, problem: ScheduleProblem, config: ScheduleConfig, list: Array, num_keys: Array, tokens: Array
+        self, problem: ScheduleProblem, config: ScheduleConfig, list: Any, seq_lens: Any, cu_seqlens: Any = None,
+        rest: Schedule | None = None,
     ) -> None:
-        self.problem, self.config, self.list = problem, config, list
-        self.num_keys, self.tokens = num_keys, tokens
-        self.share, self.total, items = (int(number) for number in list[:3])
-        starts, sequences, tiles, _ = list_parts(config.most_items(problem))
-        self.starts, self.sequences = list[starts:][: items + 1], list[sequences:][:items]
-        self.item = list[tiles:][:items]
+        self.problem, self.config, self.list, self.rest = problem, config, list, rest
+        self.seq_lens, self.cu_seqlens = seq_lens, cu_seqlens
+
+    @cached_property
+    def _list(self) -> Array:
+        return host(self.list)
+
+    @property
+    def share(self) -> int:
+        """Key blocks, and those that beginnings take as long as, of a team."""
+        return int(self._list[0])
+
+    @property
+    def total(self) -> int:
+        """The same of all items."""
+        return int(self._list[1])
+
+    @cached_property
+    def num_keys(self) -> Array:
+        """Keys ``[B]``."""
+        return key_count(host(self.seq_lens), self.problem.max_keys)
+
+    @cached_property
+    def tokens(self) -> Array:
+        """New tokens ``[B]``, 0 of sequences that are not in this list."""
+        new = np.full(self.problem.batch, self.problem.tokens)
+        if self.cu_seqlens is not None:
+            new = np.maximum(np.diff(host(self.cu_seqlens).astype(np.int64)), 0)
+        wanted = (new >= self.config.fewest) & (new <= self.config.most)
+        return np.where(wanted, new, 0).astype(np.int32)
+
+    @property
+    def starts(self) -> Array:
+        """Place of each item's beginning, and the end of the last."""
+        return self._part(0, 1)
+
+    @property
+    def sequences(self) -> Array:
+        """Sequence of each item."""
+        return self._part(1)
+
+    @property
+    def item(self) -> Array:
+        """Which of its sequence's items each item is."""
+        return self._part(2)
+
+    def _part(self, which: int, more: int = 0) -> Array:
+        at = list_parts(self.config.most_items(self.problem))[which]
+        return self._list[at:][: int(self._list[2]) + more]
+
+    @cached_property
+    def facts(self) -> tuple[Any, ...]:
+        """Numbers that two schedules share which a call cannot tell apart before it runs."""
+        own = (*vars(self.problem).values(), *vars(self.config).values())
+        return own if self.rest is None else (*own, self.rest.facts)
+
+    @property
+    def walks(self) -> tuple[Schedule, ...]:
+        """This schedule and the rest."""
+        return (self,) if self.rest is None else (self, *self.rest.walks)
 
     def __repr__(self) -> str:
-        partial = int((self.units["slot"] >= 0).sum())
+        partial, count = int((self.units["slot"] >= 0).sum()), int((self.tokens > 0).sum())
         return (
-            f"Schedule({self.problem.batch} sequences, {len(self.units)} units on {self.programs} programs, "
+            f"Schedule({count} sequences, {len(self.units)} units on {self.programs} programs, "
             f"the busiest {self.busiest:.2f} of the mean, {partial} partial results)"
+            + (f", then {self.rest!r}" if self.rest is not None else "")
         )
 
     @property
@@ -159,94 +218,3 @@ class Schedule(Drawn):
         """(first, last): the key blocks that ``rows`` rows of sequences see."""
         group, left, right, block = self.problem.group, self.problem.left, self.problem.right, self.config.block
         return item_blocks(self.num_keys[sequence], self.tokens[sequence], item, group, left, right, rows, block)
-
-
-def plan(
-    seq_lens: Any,
-    new_tokens: Any = 1,
-    *,
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int = 128,
-    itemsize: int = 2,
-    programs: int | None = None,
-    unit: int | None = None,
-    causal: bool = True,
-    window: Any = None,
-    batch_invariant: bool = False,
-    config: ScheduleConfig | None = None,
-) -> Schedule:
-    """The schedule of a step over sequences of any lengths, worked out from the lengths alone.
-
-    seq_lens    integers ``[B]``: keys of each sequence, its new tokens among them; 0 to 10^9
-    new_tokens  an integer, or integers ``[B]``: tokens whose queries attend, of which a sequence may have none
-    q_heads, kv_heads   query heads, a multiple of KV heads
-    head_dim, itemsize  elements of a row of K, and their bytes: how many keys the beginning of a unit takes as long as
-    programs    that run at once; by default what an H100 has room for
-    unit        key blocks of a unit, counted from the first that its rows see, so that the cuts of a sequence depend on
-                its own length alone; by default units end where a program has its share
-    causal, window   what a query sees, as of ``mha_prefill``
-    batch_invariant  units of 2048 keys: a sequence has the same order of sums in every batch and on every device
-    config      a :class:`ScheduleConfig` instead of the chosen one; ``programs`` and ``unit`` are then its own
-
-    Raises ValueError on bad arguments, and for a schedule of 2^31 key blocks or more.
-
-    >>> for lengths in ([4096] * 4, [15_000, 400, 0, 984]):
-    ...     print(plan(lengths, q_heads=32, kv_heads=8))
-    Schedule(4 sequences, 400 units on 392 programs, the busiest 1.04 of the mean, 400 partial results)
-    Schedule(4 sequences, 392 units on 392 programs, the busiest 1.04 of the mean, 392 partial results)
-    >>> a, b = (plan([n, 9000], q_heads=2, kv_heads=1, batch_invariant=True) for n in (70_000, 30))
-    >>> a.units[a.units["sequence"] == 1]["first"], b.units[b.units["sequence"] == 1]["first"]
-    (array([  0, 128, 256, 384, 512], dtype=int32), array([  0, 128, 256, 384, 512], dtype=int32))
-    """
-    lengths, tokens = _integers("seq_lens", seq_lens), _integers("new_tokens", new_tokens)
-    require(lengths.ndim == 1 and lengths.size, f"seq_lens has shape {lengths.shape}", "[B] with B of at least 1")
-    require(tokens.shape in ((), lengths.shape), f"new_tokens has shape {tokens.shape}", f"() or {lengths.shape}")
-    for name, number in (("q_heads", q_heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("itemsize", itemsize)):
-        _positive(name, number)
-    require(q_heads % kv_heads == 0, f"q_heads is {q_heads}", f"a multiple of kv_heads {kv_heads}")
-    interval = window_interval(causal, window)
-    cumulative = tokens.ndim == 1
-    cu_seqlens = np.concatenate([[0], np.cumsum(tokens)]) if cumulative else None
-    most_keys, most_tokens = int(lengths.max()), int(tokens.max())
-    problem = ScheduleProblem(
-        len(lengths), int(tokens.sum()), q_heads // kv_heads, kv_heads, most_keys, cumulative, interval.left,
-        interval.right,
-    )
-    if config is None:
-        given = {} if programs is None else {"programs": _positive("programs", programs)}
-        block_unit = -(-INVARIANT_KEYS // 16) if batch_invariant else 0
-        given["unit"] = block_unit if unit is None else _positive("unit", unit)
-        config = choose_config(most_tokens, problem, head_dim * itemsize, **given)
-    else:
-        taken = [name for name, value in (("programs", programs), ("unit", unit)) if value is not None]
-        require(not taken, f"{' and '.join(taken)} beside config", "given in one of the two")
-    _check_cost(problem, config, lengths, tokens)
-    num_keys = lengths.astype(np.int32)
-    (made,) = make_list(num_keys, cu_seqlens, problem=problem, config=config)
-    new = np.broadcast_to(tokens, lengths.shape)
-    wanted = (new >= config.fewest) & (new <= config.most)
-    return Schedule(problem, config, made, num_keys, np.where(wanted, new, 0).astype(np.int32))
-
-
-def _integers(name: str, values: Any) -> Array:
-    """Integers from 0 to 10^9."""
-    array = np.asarray(values)
-    require(array.size == 0 or array.dtype.kind in "iu", f"{name} is {shown(values)}", "integers")
-    array = array.astype(np.int64)
-    wrong = array[(array < 0) | (array > 10**9)]
-    require(not wrong.size, f"{name} has {wrong[:1].tolist()[0] if wrong.size else 0}", "integers from 0 to 10^9")
-    return array
-
-
-def _positive(name: str, number: Any) -> int:
-    require(is_integer(number) and number > 0, f"{name} is {shown(number)}", "an integer above 0")
-    return int(number)
-
-
-def _check_cost(problem: ScheduleProblem, config: ScheduleConfig, lengths: Array, tokens: Array) -> None:
-    """ValueError unless places of the list are numbers of 32 bits, by an upper bound of their sum."""
-    items = ceildiv(tokens * problem.group, config.rows)
-    each = ceildiv(lengths, config.block) + config.overhead * MOST_UNITS
-    bound = int((items * each).sum())
-    require(bound <= MOST_COST, f"the cost of seq_lens is {bound} key blocks", f"at most {MOST_COST}; take larger ones")

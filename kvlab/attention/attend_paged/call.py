@@ -1,0 +1,90 @@
+"""A call over any new tokens of sequences in pages: what it asks of its arguments, and the walks that it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvlab.attention.call.backends import choose_backend
+from kvlab.attention.call.checks import check_lengths_and_pages, check_pages
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.operands import STARTS, TABLE, Operand, Sizes, check_heads, check_result
+from kvlab.attention.call.planned import PlannedCall
+from kvlab.attention.call.ragged import PrefillCall, check_offsets, longest
+from kvlab.attention.features.intervals import keys_in_table
+from kvlab.attention.features.resolve import kv_view
+from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.machines import check_emulated
+from kvlab.attention.machines.gpu import check_fp8_gpu
+from kvlab.attention.mha_decode.call import check_pairs
+from kvlab.common.arrays import add_axis
+from kvlab.common.checks import require
+
+from .config import ragged_problem
+
+
+class AttendPaged(PlannedCall, PrefillCall):
+    """Of ``attend_paged``; siblings take q and out as ``[1, total, Hq, ..]``."""
+
+    operation = "attend_paged"
+    operands = (
+        Operand("q", "[total, Hq, D]"), Operand("k_cache", "[pages, page_size, Hkv, D]", paged=True),
+        Operand("v_cache", "[pages, page_size, Hkv, D]", paged=True),
+        STARTS, TABLE, Operand("seq_lens", "[B = {B}]", integers=True, strides="any"),
+        Operand("out", strides="", optional=True),
+    )
+    paged_scales = "k_scale", "v_scale"
+    out_may_be = "q"
+    over_schedule = True
+    q: Any
+    k_cache: Any
+    v_cache: Any
+    block_table: Any
+    seq_lens: Any
+
+    def check_arguments(self, sizes: Sizes) -> None:
+        super().check_arguments(sizes)
+        require(not self.batch_invariant, "batch_invariant=True", "False: cuts of a sequence follow from all lengths")
+        caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
+        check_pages(caches)
+        check_heads(self.q, caches)
+        if is_fp8(self.k_cache):
+            check_pairs(caches)
+        if self.out is not None:
+            check_result(self.out, (*(int(n) for n in self.q.shape[:-1]), int(caches["v_cache"].shape[-1])), self.q)
+        longest(self.max_seqlen_q, self.q, self.cu_seqlens_q)
+
+    def arrange(self) -> None:
+        caches = kv_view(self.k_cache, self.kv_layout), kv_view(self.v_cache, self.kv_layout)
+        self.count_sequences()
+        self.dropped = 0
+        self.features = self.resolve(self.q, *caches, batch=self.batch, lengths=self.lengths)
+        self.into = add_axis(self.out, 0)
+        self.arrays = add_axis(self.q, 0), *caches, self.block_table, self.seq_lens, self.cu_seqlens_q
+
+    def choose(self, scale: float) -> tuple[Explanation, Any, str]:
+        q, k_cache, v_cache, table, _, starts = self.arrays
+        chosen, reason = choose_backend(q, self.backend)
+        problem, emulated = ragged_problem(q, k_cache, v_cache, table, starts), None
+        if chosen == "emulator":
+            emulated, depths = self.arch, (int(q.shape[-1]), int(v_cache.shape[-1]))
+            caches = {"k_cache": k_cache, "v_cache": v_cache}
+            check_emulated("mha_decode", emulated, q, caches, {"k_cache": depths})
+        if problem.pairs:
+            check_fp8_gpu(q)
+        config = self.walks(problem, self.longest, emulated)
+        return Explanation("attend_paged", chosen, reason, config, config.grid(problem), emulated), problem, chosen
+
+    def listed(self) -> tuple[Any, Any]:
+        return self.seq_lens, self.cu_seqlens_q
+
+    def keys(self) -> Any:
+        page_size = kv_view(self.k_cache, self.kv_layout).shape[1]
+        return keys_in_table(self.seq_lens, self.block_table, int(page_size))
+
+    def check_values(self) -> None:
+        check_offsets("cu_seqlens_q", self.cu_seqlens_q, self.q, self.longest)
+        check_lengths_and_pages(self.seq_lens, self.block_table, *kv_view(self.k_cache, self.kv_layout).shape[:2])
+        super().check_values()
+
+    def named(self) -> dict[str, Any]:
+        return {name: value for name, value in super().named().items() if name != "problem"}

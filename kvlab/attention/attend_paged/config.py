@@ -1,0 +1,210 @@
+"""Attention of any new tokens over pages: the walks over a schedule that a call takes, their tiles, and the twins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvlab.attention.machines.gpu import shared_limit, traits
+from kvlab.attention.merge_states.config import piece_of
+from kvlab.attention.mha_decode.config import DecodeConfig, DecodeProblem, choose_config, problem_of, shared_bytes
+from kvlab.attention.schedule.config import ScheduleConfig, ScheduleProblem
+from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.mirror.twin import Twin
+
+LISTS = {
+    "work": "list_ptr",
+    "starts": "starts_ptr",
+    "firsts": "firsts_ptr",
+    "sequences": "sequences_ptr",
+    "tiles": "tiles_ptr",
+    "seq_lens": "seq_lens_ptr",
+    "cu_seqlens": "cu_seqlens_ptr",
+    "schedule.block": "BLOCK",
+    "schedule.overhead": "OVERHEAD",
+    "schedule.rows": "ROWS",
+    "schedule.together": "TOGETHER",
+}
+TWINS = (
+    Twin(
+        "walk",
+        kernel="kernel:walk",
+        emulator="emulator:walk",
+        synonyms={
+            **LISTS,
+            "problem.pairs": "PAIRS",
+            "v_factor": "scales.v.number",
+            "cache.page_size_": "PAGE",
+            "load_q": "load_rows",
+            "store_rows": "store",
+        },
+        held={
+            "load_k": "k_ptr kv_head page slot exists",
+            "load_v": "v_ptr kv_head page slot exists",
+            "in_pages": "k_ptr",
+        },
+    ),
+    Twin(
+        "join",
+        kernel="kernel:join",
+        emulator="emulator:join",
+        synonyms={
+            **LISTS, "part_array": "part_ptr", "part_lse_array": "part_lse_ptr", "lane_sum": "sum",
+        },
+    ),
+)
+LAUNCH = ("kernel:launch", "emulator:launch")
+LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
+
+FEW_ROWS = 32
+"""Rows of a tile that three programs of an SM have; sequences of more have tiles of their own."""
+MOST_TOGETHER = 4
+
+
+@dataclass(frozen=True)
+class AttendProblem(DecodeProblem):
+    """Sizes of one call, as of :class:`~kvlab.attention.mha_decode.config.DecodeProblem`. ragged : ``tokens`` are the
+    new tokens of all sequences together, of which each has as many as it has.
+    """
+
+    ragged: bool = False
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A fixed grid of programs over one work list: tiles as of
+    :class:`~kvlab.attention.mha_decode.config.DecodeConfig`, and how units are cut.
+    """
+
+    tiles: DecodeConfig
+    schedule: ScheduleConfig
+
+    def grid(self, problem: DecodeProblem) -> tuple[int]:
+        """Programs. The lengths have no part in it: a CUDA graph may be replayed."""
+        return self.schedule.grid(problem.kv_heads)
+
+    def rows(self, problem: DecodeProblem) -> int:
+        """Rows of a tile that any sequence may have."""
+        return min(self.tiles.BM, problem.tokens * problem.group)
+
+    def join_grid(self, problem: DecodeProblem) -> tuple[int, int, int]:
+        """Programs that merge: one for each team, row of its programs, and piece of columns."""
+        schedule, pieces = self.schedule, -(-problem.v_dim // piece_of(problem.v_dim))
+        return schedule.teams(problem.kv_heads), schedule.lanes(problem.kv_heads) * self.rows(problem), pieces
+
+    def parts(self, problem: DecodeProblem) -> int:
+        """Power of two that holds the partial results of a tile."""
+        return 1 << max(self.schedule.teams(problem.kv_heads) - 1, 1).bit_length()
+
+    def lists_items(self, problem: DecodeProblem) -> bool:
+        """Tells whether items are others than the sequences, one each in their order."""
+        ragged = isinstance(problem, AttendProblem) and problem.ragged
+        return ragged or problem.tokens * problem.group > self.schedule.rows
+
+
+@dataclass(frozen=True)
+class WalkConfig:
+    """The walks of a call, one after the other: each has the sequences of some numbers of new tokens."""
+
+    walks: tuple[Walk, ...]
+
+    def grid(self, problem: DecodeProblem) -> tuple[int]:
+        """Programs of the first walk."""
+        return self.walks[0].grid(problem)
+
+
+def ragged_problem(q: Any, k_cache: Any, v_cache: Any, block_table: Any, cu_seqlens: Any) -> AttendProblem:
+    """The sizes of a call on q ``[B, S, Hq, D]``, or ``[1, total, Hq, D]`` with cu_seqlens ``[B + 1]``."""
+    problem = problem_of(q, k_cache, v_cache, block_table)
+    batch = problem.batch if cu_seqlens is None else int(cu_seqlens.shape[0]) - 1
+    return AttendProblem(**vars(problem) | {"batch": batch}, ragged=cu_seqlens is not None)
+
+
+def schedule_problem(problem: DecodeProblem, left: int, right: int) -> ScheduleProblem:
+    """Sizes of the work list of a call."""
+    ragged = isinstance(problem, AttendProblem) and problem.ragged
+    return ScheduleProblem(
+        problem.batch, problem.tokens, problem.group, problem.kv_heads, problem.max_keys, ragged, left, right
+    )
+
+
+def walk_of(
+    tiles: DecodeConfig, problem: DecodeProblem, *, processors: int = 132, ctas: int | None = None, block: int = 16,
+    overhead: int | None = None, least: int | None = None,
+) -> Walk:
+    """The walk of tiles that were chosen: ``ctas`` programs for each of the processors, by default three where
+    registers have room for them, two of other small tiles, and one of eight warps. The beginning of a unit takes as
+    long as 64 keys of 256 bytes.
+
+    >>> problem = DecodeProblem(batch=64, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
+    ...                         page_size=16, max_keys=32768)
+    >>> tiles = DecodeConfig(BM=16, BN=64, columns=(128, 0), v_columns=(128, 0), row_tiles=1, num_splits=1)
+    >>> walk = walk_of(tiles, problem)
+    >>> walk.grid(problem), walk.join_grid(problem), walk.parts(problem)
+    ((392,), (49, 32, 1), 64)
+    """
+    if ctas is None:
+        ctas = 3 if register_limit(tiles, problem) else 2 if tiles.num_warps == 4 else 1
+    if overhead is None:
+        overhead = max(1, round(4 * 256 / (problem.head_dim * problem.itemsize)))
+    least = overhead + 8 if least is None else least
+    schedule = ScheduleConfig(processors * ctas, tiles.BM, tiles.row_tiles, block, overhead, least)
+    return Walk(tiles, schedule)
+
+
+def choose_walks(
+    problem: DecodeProblem, longest: int, *, processors: int = 132, arch: str = "sm_90", shared: int | None = None,
+    heavy: bool = False, biased: bool = False,
+) -> WalkConfig:
+    """The walks of a call in which no sequence has more than ``longest`` new tokens: where these are ragged and many,
+    one over the sequences whose rows fit a tile of 32, and one over the others, whose tiles are larger. The rows of a
+    tile depend on the sizes and the architecture alone, so that layers of other features share a plan.
+
+    >>> problem = AttendProblem(64, 2108, 32, 8, 128, 128, itemsize=2, page_size=16, max_keys=32768, ragged=True)
+    >>> few, many = choose_walks(problem, 512).walks
+    >>> few.tiles.BM, few.schedule.most, many.tiles.BM, many.schedule.fewest, many.schedule.together
+    (32, 8, 128, 9, 4)
+    >>> [walk.tiles.BM for walk in choose_walks(problem, 4).walks]
+    [16]
+    """
+    few = max(1, FEW_ROWS // problem.group)
+    ragged = isinstance(problem, AttendProblem) and problem.ragged
+    several = ragged and longest > few
+    walks = []
+    for tokens in (few, longest) if several else (longest,):
+        rows = tokens * problem.group
+        deep = max(problem.widths) > 128 and rows > 16
+        tiles = choose_config(
+            replace(problem, tokens=tokens), num_splits=1, processors=processors, arch=arch, shared=shared,
+            heavy=heavy or deep, biased=biased,
+        )
+        if rows > (FEW_ROWS if several else MOST_TOGETHER * FEW_ROWS):
+            tiles = _large(tiles, problem, rows, arch, shared, biased)
+        together = max(1, min(MOST_TOGETHER, -(-rows // tiles.BM)))
+        walks.append(walk_of(replace(tiles, row_tiles=together, longest_first=0), problem, processors=processors))
+    if several:
+        first, second = (walk.schedule for walk in walks)
+        walks = [replace(walks[0], schedule=replace(first, most=few)),
+                 replace(walks[1], schedule=replace(second, fewest=few + 1))]
+    return WalkConfig(tuple(walks))
+
+
+def _large(
+    tiles: DecodeConfig, problem: DecodeProblem, rows: int, arch: str, shared: int | None, biased: bool
+) -> DecodeConfig:
+    """Tiles of 64 or 128 rows where products are wgmma's and registers hold them; the others as they are."""
+    one = tiles.columns[1] == tiles.v_columns[1] == 0
+    if problem.itemsize != 2 or traits(arch).products != "wgmma" or max(problem.widths) > 128 or not one:
+        return tiles
+    BM = 64 if rows <= 64 else 128
+    large = replace(tiles, BM=BM, BN=64, num_warps=BM // 16, num_stages=2)
+    fits = shared_bytes(large, problem, arch, biased=biased) <= (shared or shared_limit(arch))
+    return large if fits else replace(large, num_stages=1)
+
+
+def register_limit(tiles: DecodeConfig, problem: DecodeProblem) -> dict[str, int]:
+    """Registers of a thread, where three programs of four warps shall find room on an SM: what does not fit is put
+    aside between units, not in the loop over the keys.
+    """
+    small = tiles.num_warps == 4 and tiles.BM <= FEW_ROWS and max(problem.widths) <= 128 and problem.itemsize <= 2
+    return {"maxnreg": 168} if small else {}

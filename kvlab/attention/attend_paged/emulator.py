@@ -1,0 +1,276 @@
+"""Attention over a schedule in NumPy: the kernels' twins, all programs of a launch at once, unit after unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.call.operands import result_dtype
+from kvlab.attention.features.intervals import key_count, key_range, visible_end
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import head_scale, key_scales, scale_weights
+from kvlab.attention.features.scores import adjust, hide, row_terms
+from kvlab.attention.features.sinks import start_rows
+from kvlab.attention.machines.decode import decode_cta
+from kvlab.attention.machines.rows import per_sequence
+from kvlab.attention.merge_states.config import piece_of
+from kvlab.attention.merge_states.emulator import lane_sum
+from kvlab.attention.mha_decode.emulator import load_rows
+from kvlab.attention.schedule.config import ScheduleConfig, list_parts
+from kvlab.attention.schedule.emulator import item_blocks
+from kvlab.attention.schedule.emulator import launch as make_list
+from kvlab.attention.tiles.masked import load, store
+from kvlab.attention.tiles.online_softmax import log_sum, weigh
+from kvlab.attention.tiles.pages import in_pages, row_count
+from kvlab.cache import PagedKVCache
+from kvlab.hardware.chip import divide, exp, log
+from kvlab.staging import Traffic, program_ids, ragged_range
+
+from .config import AttendProblem, Walk, WalkConfig, ragged_problem, schedule_problem
+
+Array = np.ndarray[Any, Any]
+
+
+def item_of(sequences: Array, tiles: Array, item: Array, LISTED: bool) -> tuple[Array, Array]:
+    """(batch, tile): the sequence of each item, 64 bits, and which of its items it is."""
+    batch, tile = item.astype(np.int64), np.zeros_like(item)
+    if LISTED:
+        batch = sequences[item].astype(np.int64)
+        tile = tiles[item]
+    return batch, tile
+
+
+def item_rows(
+    lane: Array, tile: Array, nth: Array, tokens: Array, problem: AttendProblem, BM: int, TOGETHER: int
+) -> tuple[Array, Array, Array, Array, Array]:
+    """(kv_head, row ``[P]``, token, head, is_row ``[P, n]``): the KV head and the first row of the programs ``lane`` of
+    a team in the ``tile``-th item of a sequence; of their ``nth`` rows ``[P or 1, n]``, token-major, the new token and
+    the query head, and whether there is such a row.
+    """
+    kv_head = (lane // TOGETHER).astype(np.int64)
+    row = (tile * TOGETHER + lane % TOGETHER) * BM
+    every = row[:, None] + nth
+    head = kv_head[:, None] * problem.group + every % problem.group
+    return kv_head, row, every // problem.group, head, every < problem.group * tokens[:, None]
+
+
+def unit_keys(
+    num_keys: Array, tokens: Array, tile: Array, row: Array, end: Array, begin: Array, until: Array, start: Array,
+    stop: Array, mask: Any, problem: AttendProblem, schedule: ScheduleConfig,
+) -> tuple[Array, Array]:
+    """(lo, hi): the keys of the ``tile``-th items of sequences, whose key blocks have the places ``start ... stop``,
+    that teams with the places ``begin ... until`` take, and that the BM rows from ``row`` on see; none without rows;
+    all ``[P]``.
+    """
+    BM, BLOCK, ROWS = schedule.BM, schedule.block, schedule.rows  #- launch
+    low = np.zeros_like(num_keys)
+    origin = np.zeros_like(num_keys)
+    if mask.windowed:
+        top = num_keys - tokens + tile * ROWS // problem.group
+        low, _ = key_range(top, end, mask.left, mask.right, mask.chunk)
+        origin, _ = item_blocks(num_keys, tokens, tile, problem.group, mask.left, mask.right, ROWS, BLOCK)
+    rows = tokens * problem.group
+    bottom = num_keys - tokens + (np.minimum(row + BM, rows) - 1) // problem.group
+    _, high = key_range(bottom, end, mask.left, mask.right, mask.chunk)
+    high = np.where(row < rows, high, 0)
+    lo = np.maximum((origin + np.maximum(begin, start) - start) * BLOCK, low)
+    hi = np.minimum((origin + np.minimum(until, stop) - start) * BLOCK, high)
+    return lo, np.maximum(hi, lo)
+
+
+def walk(
+    q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, seq_lens: Array, cu_seqlens: Array | None,
+    work: Array, o_array: Array, lse_array: Array, part_array: Array, part_lse_array: Array, scale_log2: float,
+    features: Features, problem: AttendProblem, config: Walk, arch: str, traffic: Traffic,
+) -> None:
+    """BM query rows (tokens x heads of one KV head) of item after item, against the keys of a team's units."""
+    #: team -> begin, until, first_item, last_item    the places of this team, and the items that lie there
+    mask, scales, schedule = features.mask, features.scales, config.schedule  #- launch
+    BM, BN, of_tiles = config.tiles.BM, config.tiles.BN, config.tiles  #- launch
+    parts = list_parts(schedule.most_items(schedule_problem(problem, mask.left, mask.right)))  #- address
+    starts, sequences, tiles, firsts = (work[at:] for at in parts)  #- address
+    lanes, LISTED, most = schedule.lanes(problem.kv_heads), config.lists_items(problem), max(work[2] - 1, 0)  #- launch
+    (program,) = program_ids(config.grid(problem))  # [P]
+    team = program // lanes
+    share = work[0]
+    begin = team * share
+    until = np.minimum(begin + share, work[1])
+    first_item = firsts[team]
+    next_item = firsts[team + 1]
+    last_item = next_item + (starts[next_item] + schedule.overhead < until).astype(np.int32)
+    for item in ragged_range(first_item, last_item, 1):
+        #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
+        walks = item < last_item  #- programs
+        item = np.minimum(item, most)  #- programs
+        batch, tile = item_of(sequences, tiles, item, LISTED)
+        num_keys = key_count(seq_lens[batch], problem.max_keys)
+        q_first, tokens = row_count(cu_seqlens, batch, problem.tokens)
+        lane = program % lanes
+        nth = np.arange(BM, dtype=np.int32)[None]  #- address
+        kv_head, row, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, schedule.together)
+        is_row = is_row & walks[:, None]  #- programs
+        position = num_keys[:, None] - tokens[:, None] + token  # [P, BM]
+        end = visible_end(num_keys, mask.valid, batch)
+        start = starts[item] + schedule.overhead
+        stop = starts[item + 1]
+        lo, hi = unit_keys(
+            num_keys, tokens, tile, row, end, begin, until, start, stop, mask, problem, schedule
+        )
+        hi = np.where(walks, hi, lo)  #- programs
+        first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)
+        first, limit = np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
+        rows = batch, head, token, is_row, first, limit
+        cta = decode_cta(  #- programs
+            arch, BM, BN, of_tiles.columns, of_tiles.v_columns, k_cache, v_cache, batch, kv_head, (lo, hi), traffic,
+            num_warps=of_tiles.num_warps, num_stages=of_tiles.num_stages,
+        )
+        q_row = q_first[:, None] + token
+        q, unit = load_rows(cta, q_array, (batch[:, None], q_row, head), is_row, problem.pairs)
+        factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
+        if problem.pairs:
+            factor = factor * unit  # [P, BM]
+        m, l = start_rows(features.sinks, head, begin <= start)
+        o = cta.zeros()
+        for at in ragged_range(lo, hi, BN):
+            #: load_k -> k    the K tile of these pages, DRAM -> shared memory
+            active = at < hi  #- programs
+            key = at[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
+            exists = key < hi[:, None]
+            page, slot = in_pages(k_cache, batch[:, None], key, exists)
+            k = cta.load_k(active)
+            #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
+            s = cta.scores(q, k, active)
+            scale = key_scales(features, page, slot, kv_head, exists)
+            s = adjust(s, factor, slope, scale, features, position, key)
+            #: mask -> s    keys that a row does not see
+            s = hide(s, rows, key, features, mask.windowed)
+            #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
+            p, alpha, m, l = weigh(cta, s, m, l)
+            o = o.rescale(alpha)
+            #: load_v -> v    the V tile of the same pages
+            v = cta.load_v(active)
+            #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+            p = scale_weights(p, features, page, slot, kv_head, exists)
+            o = cta.accumulate(p, v, o, active)
+        #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
+        sees = l != 0
+        if features.sinks is None:
+            sees = sees & (first < limit)
+        factor = head_scale(scales.v.number, scales.v.heads, batch, kv_head)[:, None]
+        lse = log_sum(m, l, sees)
+        with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
+            l = np.where(sees, divide(factor, l), np.float32(0))  # what the sums of a row are multiplied by
+        #: store    the result, or a partial one where the item is cut; one without a key is left alone
+        whole = ((begin <= start) & (stop <= until))[:, None]
+        o = o.normalise(l, sees)
+        store(o_array, (batch[:, None], q_row, head), o.rows(), mask=is_row & whole)
+        store(lse_array, (batch[:, None], q_row, head), lse, mask=is_row & whole)
+        place = 2 * program + (start > begin).astype(np.int32)
+        store(part_array, (place[:, None], nth), o.rows(), mask=is_row & sees & ~whole)
+        store(part_lse_array, (place[:, None], nth), lse, mask=is_row & ~whole)
+        traffic.move("registers->DRAM", int((is_row & whole).sum()) * (o_array[0, 0, 0].nbytes + lse.itemsize))
+        traffic.move("registers->DRAM", int((is_row & sees & ~whole).sum()) * part_array[0, 0].nbytes)
+
+
+@np.errstate(divide="ignore", invalid="ignore")  # of a program whose rows have no key at all
+def join(
+    work: Array, part_array: Array, part_lse_array: Array, cu_seqlens: Array | None, o_array: Array, lse_array: Array,
+    problem: AttendProblem, config: Walk, traffic: Traffic,
+) -> None:
+    """Put BD columns of the partial results of one row of the item together whose first part a team has done last; USED
+    rows of a tile may exist.
+    """
+    #: setup -> lse_parts    each part's lse, in the order of the keys
+    schedule, D, BD, PARTS = config.schedule, problem.v_dim, piece_of(problem.v_dim), config.parts(problem)  #- launch
+    BM, USED, TOGETHER, CHUNK = schedule.BM, config.rows(problem), schedule.together, min(16, PARTS)  #- launch
+    lanes, LISTED = schedule.lanes(problem.kv_heads), config.lists_items(problem)  #- launch
+    starts, sequences, tiles, firsts = (  #- address
+        work[at:] for at in list_parts(schedule.most_items(schedule_problem(problem, 0, 0)))
+    )
+    team, lane_row, piece = program_ids(config.join_grid(problem))  # [P]
+    lane = lane_row // USED
+    nth = lane_row % USED
+    share = work[0]
+    items = work[2]
+    item = firsts[team + 1]
+    exists = item < items
+    item = np.where(exists, item, 0)
+    start = starts[item] + schedule.overhead
+    stop = starts[item + 1]
+    num_parts = np.maximum(stop - 1, start) // share - team + 1
+    batch, tile = item_of(sequences, tiles, item, LISTED)
+    batch = np.where(exists, batch, 0)
+    q_first, tokens = row_count(cu_seqlens, batch, problem.tokens)
+    _, _, token, head, is_row = item_rows(lane, tile, nth[:, None], tokens, problem, BM, TOGETHER)
+    is_row = is_row[:, 0]  #- address
+    cut = exists & is_row & (start // share == team) & (num_parts > 1)
+    late = (start > team * share).astype(np.int32)
+    every = np.arange(PARTS)
+    place = 2 * ((team[:, None] + every) * lanes + lane[:, None]) + np.where(every == 0, late[:, None], 0)  # [P, PARTS]
+    row = nth[:, None]  #- address
+    lse_parts = load(part_lse_array, (place, row), mask=cut[:, None] & (every < num_parts[:, None]), other=-np.inf)
+    #: total -> top, total, none, count    weights relative to the largest, so that nothing overflows
+    top = lse_parts.max(axis=1)
+    shift = np.where(top == -np.inf, np.float32(0), top)
+    total = lane_sum(exp(lse_parts - shift[:, None]))
+    none = num_parts * 0
+    count = np.where(cut, num_parts, none)
+    d = piece[:, None] * BD + np.arange(BD)  # [P, BD]
+    o = np.zeros((len(batch), BD), np.float32)
+    for first in ragged_range(none, count, CHUNK):
+        #: weights -> w    of the next parts
+        n = first[:, None] + np.arange(CHUNK)  # [P, CHUNK]
+        nth_place = 2 * ((team[:, None] + n) * lanes + lane[:, None]) + np.where(n == 0, late[:, None], 0)
+        lse_chunk = load(part_lse_array, (nth_place, row), mask=n < count[:, None], other=-np.inf)
+        w = exp(lse_chunk - shift[:, None])
+        #: add -> o    those that count; what a part without a key left behind is not read
+        has = (w > 0)[:, :, None] & (d < D)[:, None]
+        at = row[:, :, None], d[:, None]  #- address
+        parts = load(part_array, (nth_place[:, :, None], *at), mask=has, other=0.0)
+        o = o + (parts * w[:, :, None]).sum(axis=1)
+        traffic.move("DRAM->registers", np.count_nonzero(has) * parts.itemsize)
+    #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
+    o = np.where((total == 0)[:, None], np.float32(0), divide(o, total[:, None]))
+    lse = np.where(total == 0, np.float32(-np.inf), top + log(total))
+    #: store
+    q_row = q_first[:, None] + token
+    store(o_array, (batch[:, None], q_row, head, d), o, mask=cut[:, None] & (d < D))
+    store(lse_array, (batch, q_row[:, 0], head[:, 0]), lse, mask=cut & (piece == 0))
+
+
+def launch(
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, seq_lens: Array, cu_seqlens: Array | None = None, *,
+    scale: float, config: WalkConfig, features: Features | None = None, out: Array | None = None,
+    works: Sequence[Array] | None = None, arch: str = "sm_90", traffic: Traffic | None = None,
+) -> tuple[Array, Array]:
+    """Run the twins: out ``[B, S, Hq, Dv]`` and lse ``[B, S, Hq]`` float32, with cu_seqlens ``[1, total, ..]``.
+    works : the list of each walk, made here if None. The arguments are valid.
+    """
+    features = Features() if features is None else features
+    problem, mask = ragged_problem(q, k_cache, v_cache, block_table, cu_seqlens), features.mask
+    traffic = Traffic() if traffic is None else traffic
+    out = np.empty((*q.shape[:3], problem.v_dim), result_dtype(q)) if out is None else out
+    lse = np.empty(q.shape[:3], np.float32)
+    if out.size == 0:
+        return out, lse
+    lengths = key_count(seq_lens, problem.max_keys).astype(np.uint32), block_table, problem.tokens, problem.max_keys
+    keys, values = (PagedKVCache(pages, *lengths) for pages in (k_cache, v_cache))
+    rows = [per_sequence(x, cu_seqlens) for x in (q, out, lse)]
+    scale_log2 = features.scales.factor_log2(scale)
+    for i, one in enumerate(config.walks):
+        if works is None:
+            listed = schedule_problem(problem, mask.left, mask.right)
+            (work,) = make_list(seq_lens, cu_seqlens, problem=listed, config=one.schedule)
+        else:
+            work = works[i]
+        shape = 2 * one.grid(problem)[0], one.tiles.BM
+        part, part_lse = np.full((*shape, problem.v_dim), np.nan, np.float32), np.full(shape, np.nan, np.float32)
+        with traffic.launch():
+            walk(
+                rows[0], keys, values, seq_lens, cu_seqlens, work, *rows[1:], part, part_lse, scale_log2, features,
+                problem, one, arch, traffic,
+            )
+        join(work, part, part_lse, cu_seqlens, *rows[1:], problem, one, traffic)
+    return out, lse

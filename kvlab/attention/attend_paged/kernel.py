@@ -1,0 +1,367 @@
+"""Attention over a schedule as portable Triton kernels: programs that walk their units, and one that merges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kvlab.attention.call.results import results
+from kvlab.attention.features.arguments import feature_arrays, feature_numbers
+from kvlab.attention.features.kernel import (
+    adjust,
+    head_scale,
+    hide,
+    in_pages,
+    key_count,
+    key_range,
+    key_scales,
+    log_sum,
+    row_count,
+    row_terms,
+    scale_weights,
+    start_rows,
+    visible_end,
+    weigh,
+)
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.merge_states.config import piece_of
+from kvlab.attention.mha_decode.kernel import (
+    accumulate,
+    load_k,
+    load_q,
+    load_v,
+    normalise,
+    rescale,
+    scores,
+    store_rows,
+    zeros,
+)
+from kvlab.attention.schedule.config import list_parts
+from kvlab.attention.schedule.kernel import item_blocks
+from kvlab.attention.schedule.kernel import launch as make_list
+from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx
+from kvlab.attention.tiles.strides import PageStrides, RowStrides, in_units, leading_strides
+from kvlab.triton_support.launching import Again, first_launch, relaunched
+
+from .config import AttendProblem, Walk, WalkConfig, ragged_problem, register_limit, schedule_problem
+
+
+class WalkSizes(NamedTuple):
+    """What the kernels count: heads of a KV head, new tokens, most keys, programs of a team; strides of the table's
+    rows and of the lengths; where the items' starts, sequences and tiles and the teams' first items lie in the list.
+    """
+
+    group: int
+    tokens: int
+    max_keys: int
+    lanes: int
+    table_batch: int
+    seq_lens_batch: int
+    starts: int
+    sequences: int
+    tiles: int
+    firsts: int
+
+
+class WalkConstants(NamedTuple):
+    """What the walk is compiled for: as ``Constants`` of MHA decode; BLOCK keys of a key block, of which the beginning
+    of a unit takes OVERHEAD; ROWS of an item, in TOGETHER tiles. LISTED: items are others than the sequences, one each.
+    """
+
+    PAGE: int
+    PAIRS: bool
+    D: int
+    DV: int
+    W0: int
+    W1: int
+    V0: int
+    V1: int
+    BM: int
+    BN: int
+    PTX: bool
+    BOUNDED: bool
+    BLOCK: int
+    OVERHEAD: int
+    ROWS: int
+    TOGETHER: int
+    LISTED: bool
+    UNIT: int
+
+
+@triton.jit
+def item_of(sequences_ptr, tiles_ptr, item, LISTED: tl.constexpr):
+    """(batch, tile): the sequence of an item, 64 bits, and which of its items it is."""
+    batch, tile = tl.cast(item, tl.int64), 0
+    if LISTED:
+        batch = tl.load(sequences_ptr + item).to(tl.int64)
+        tile = tl.load(tiles_ptr + item)
+    return batch, tile
+
+
+@triton.jit
+def item_rows(lane, tile, nth, tokens, problem, BM: tl.constexpr, TOGETHER: tl.constexpr):
+    """(kv_head, row, token, head, is_row): the KV head, 64 bits, and the first row of the program ``lane`` of a team in
+    the ``tile``-th item of a sequence; of its ``nth`` rows, token-major, the new token and the query head, and whether
+    there is such a row.
+    """
+    kv_head = (lane // TOGETHER).to(tl.int64)
+    row = (tile * TOGETHER + lane % TOGETHER) * BM
+    every = row + nth
+    head = kv_head * problem.group + every % problem.group
+    return kv_head, row, every // problem.group, head, every < problem.group * tokens
+
+
+@triton.jit
+def unit_keys(
+    num_keys, tokens, tile, row, end, begin, until, start, stop, numbers, problem, BM: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, BOUNDED: tl.constexpr,
+):
+    """(lo, hi): the keys of the ``tile``-th item of a sequence, whose key blocks have the places ``start ... stop``,
+    that a team with the places ``begin ... until`` takes, and that the BM rows from ``row`` on see; none without rows.
+    """
+    low = 0
+    origin = 0
+    if BOUNDED:
+        top = num_keys - tokens + tile * ROWS // problem.group
+        low, _ = key_range(top, end, numbers.left, numbers.right, numbers.chunk)
+        origin, _ = item_blocks(num_keys, tokens, tile, problem.group, numbers.left, numbers.right, ROWS, BLOCK)
+    rows = tokens * problem.group
+    bottom = num_keys - tokens + (tl.minimum(row + BM, rows) - 1) // problem.group
+    _, high = key_range(bottom, end, numbers.left, numbers.right, numbers.chunk)
+    high = tl.where(row < rows, high, 0)
+    lo = tl.maximum((origin + tl.maximum(begin, start) - start) * BLOCK, low)
+    hi = tl.minimum((origin + tl.minimum(until, stop) - start) * BLOCK, high)
+    return lo, tl.maximum(hi, lo)
+
+
+@triton.jit
+def walk(
+    q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, cu_seqlens_ptr, list_ptr, features, o_ptr, lse_ptr, part_ptr,
+    part_lse_ptr, scale_log2, v_factor, numbers, problem, q_strides, k_strides, v_strides, o_strides, lse_strides,
+    C: tl.constexpr,
+):
+    """BM query rows (tokens x heads of one KV head) of item after item, against the keys of a team's units."""
+    #: team -> begin, until, first_item, last_item    the places of this team, and the items that lie there
+    BM: tl.constexpr = C.BM
+    BN: tl.constexpr = C.BN
+    starts_ptr = list_ptr + problem.starts  #- address
+    sequences_ptr = list_ptr + problem.sequences  #- address
+    tiles_ptr = list_ptr + problem.tiles  #- address
+    firsts_ptr = list_ptr + problem.firsts  #- address
+    program = tl.program_id(0)
+    team = program // problem.lanes
+    share = tl.load(list_ptr)
+    begin = team * share
+    until = tl.minimum(begin + share, tl.load(list_ptr + 1))
+    first_item = tl.load(firsts_ptr + team)
+    next_item = tl.load(firsts_ptr + team + 1)
+    last_item = next_item + (tl.load(starts_ptr + next_item) + C.OVERHEAD < until).to(tl.int32)
+    for item in tl.range(first_item, last_item, 1, disable_licm=True):  # what is hoisted takes registers
+        #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
+        batch, tile = item_of(sequences_ptr, tiles_ptr, item, C.LISTED)
+        num_keys = key_count(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
+        q_first, tokens = row_count(cu_seqlens_ptr, batch, problem.tokens)
+        never = (num_keys == 2147483647).to(tl.int32)  #- instruction: 0; what depends on it is not held between units
+        lane = (program + never) % problem.lanes
+        kv_head, row, token, head, is_row = item_rows(lane, tile, tl.arange(0, BM), tokens, problem, BM, C.TOGETHER)
+        position = num_keys - tokens + token  # [BM]
+        end = visible_end(num_keys, features.valid, batch)
+        start = tl.load(starts_ptr + item) + C.OVERHEAD
+        stop = tl.load(starts_ptr + item + 1)
+        lo, hi = unit_keys(
+            num_keys, tokens, tile, row, end, begin, until, start, stop, numbers, problem, BM, C.BLOCK, C.ROWS,
+            C.BOUNDED,
+        )
+        first, limit = key_range(position, end, numbers.left, numbers.right, numbers.chunk)
+        first, limit = tl.maximum(first, lo), tl.minimum(limit, hi)
+        rows = batch, head, token, is_row, first, limit
+        q_row = q_first + token
+        q, unit = load_q(
+            q_ptr, (batch * q_strides.batch + q_row * q_strides.token + head * q_strides.head) * C.UNIT,
+            is_row, C.D, C.W0, C.W1, C.PAIRS,
+        )  # pieces [BM, W0] and [BM, W1]
+        factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
+        if C.PAIRS:
+            factor = factor * unit[:, None]
+        m, l = start_rows(features.sinks, head, begin <= start)
+        o = zeros(BM, C.V0, C.V1, C.PAIRS)
+        for at in range(lo, hi, BN):
+            #: load_k -> k    the K tile of these pages, DRAM -> shared memory
+            key = at + tl.arange(0, BN)
+            exists = key < hi
+            page, slot = in_pages(table_ptr + batch * problem.table_batch, key, exists, C.PAGE)
+            k = load_k(
+                k_ptr + kv_head * k_strides.head * C.UNIT, (page * k_strides.page + slot * k_strides.token) * C.UNIT,
+                exists, C.D, C.W0, C.W1,
+            )
+            #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
+            s = scores(q, k, C.PAIRS, C.PTX)  # [BM, BN]
+            scale = key_scales(features, numbers, page, slot, kv_head, exists)
+            s = adjust(s, factor, slope, scale, features, numbers, position, key)
+            #: mask -> s    keys that a row does not see
+            s = hide(s, rows, key, features, numbers, C.BOUNDED)
+            #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
+            p, alpha, m, l = weigh(s, m, l)
+            o = rescale(o, alpha)
+            #: load_v -> v    the V tile of the same pages
+            v = load_v(
+                v_ptr + kv_head * v_strides.head * C.UNIT, (page * v_strides.page + slot * v_strides.token) * C.UNIT,
+                exists, C.DV, C.V0, C.V1,
+            )
+            #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+            p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
+            o = accumulate(p, v, o, C.PAIRS, C.PTX)
+        #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
+        sees = l != 0
+        if features.sinks is None:
+            sees = sees & (first < limit)
+        factor = head_scale(v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head)
+        lse = log_sum(m, l, sees)
+        l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
+        #: store    the result, or a partial one where the item is cut; one without a key is left alone
+        whole = (begin <= start) & (stop <= until)
+        o = normalise(o, l, sees)
+        store_rows(
+            o_ptr, (batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head) * C.UNIT,
+            is_row & whole, o, C.DV, C.PAIRS,
+        )
+        lse_at = batch * lse_strides.batch + q_row * lse_strides.token  #- address
+        tl.store(lse_ptr + lse_at + head * lse_strides.head, lse, mask=is_row & whole)
+        place = 2 * program + (start > begin).to(tl.int32)
+        of_part = place.to(tl.int64) * BM + tl.arange(0, BM)  #- address
+        store_rows(part_ptr, of_part * (C.DV * (1 + C.PAIRS)), is_row & sees & ~whole, o, C.DV, C.PAIRS)
+        tl.store(part_lse_ptr + of_part, lse, mask=is_row & ~whole)
+
+
+@triton.jit
+def join(
+    list_ptr, part_ptr, part_lse_ptr, cu_seqlens_ptr, o_ptr, lse_ptr, problem, o_strides, lse_strides,
+    OVERHEAD: tl.constexpr, BM: tl.constexpr, TOGETHER: tl.constexpr, USED: tl.constexpr, LISTED: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+):
+    """Put BD columns of the partial results of one row of the item together whose first part a team has done last; USED
+    rows of a tile may exist.
+    """
+    #: setup -> lse_parts    each part's lse, in the order of the keys
+    starts_ptr = list_ptr + problem.starts  #- address
+    sequences_ptr = list_ptr + problem.sequences  #- address
+    tiles_ptr = list_ptr + problem.tiles  #- address
+    firsts_ptr = list_ptr + problem.firsts  #- address
+    team, lane_row, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    lane = lane_row // USED
+    nth = lane_row % USED
+    share = tl.load(list_ptr)
+    items = tl.load(list_ptr + 2)
+    item = tl.load(firsts_ptr + team + 1)
+    exists = item < items
+    item = tl.where(exists, item, 0)
+    start = tl.load(starts_ptr + item) + OVERHEAD
+    stop = tl.load(starts_ptr + item + 1)
+    num_parts = tl.maximum(stop - 1, start) // share - team + 1
+    batch, tile = item_of(sequences_ptr, tiles_ptr, item, LISTED)
+    batch = tl.where(exists, batch, 0)
+    q_first, tokens = row_count(cu_seqlens_ptr, batch, problem.tokens)
+    _, _, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, TOGETHER)
+    cut = exists & is_row & (start // share == team) & (num_parts > 1)
+    late = (start > team * share).to(tl.int32)
+    every = tl.arange(0, PARTS)
+    place = 2 * ((team + every) * problem.lanes + lane) + tl.where(every == 0, late, 0)
+    at_lse = place.to(tl.int64) * BM + nth  #- address
+    lse_parts = tl.load(part_lse_ptr + at_lse, mask=cut & (every < num_parts), other=-float("inf"))
+    #: total -> top, total, none, count    weights relative to the largest, so that nothing overflows
+    top = tl.max(lse_parts, 0)
+    shift = tl.where(top == -float("inf"), 0.0, top)
+    total = tl.sum(tl.exp(lse_parts - shift), 0)
+    none = num_parts * 0
+    count = tl.where(cut, num_parts, none)
+    d = piece * BD + tl.arange(0, BD)
+    o = tl.zeros([BD], tl.float32)
+    for first in range(none, count, CHUNK):
+        #: weights -> w    of the next parts
+        n = first + tl.arange(0, CHUNK)
+        nth_place = 2 * ((team + n) * problem.lanes + lane) + tl.where(n == 0, late, 0)
+        at_chunk = nth_place.to(tl.int64) * BM + nth  #- address
+        lse_chunk = tl.load(part_lse_ptr + at_chunk, mask=n < count, other=-float("inf"))
+        w = tl.exp(lse_chunk - shift)
+        #: add -> o    those that count; what a part without a key left behind is not read
+        has = (w > 0)[:, None] & (d[None, :] < D)
+        parts = tl.load(part_ptr + at_chunk[:, None] * D + d[None, :], mask=has, other=0.0)
+        o = o + tl.sum(parts * w[:, None], 0)
+    #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
+    o = tl.where(total == 0, 0.0, o / total)
+    lse = tl.where(total == 0, -float("inf"), top + tl.log(total))
+    #: store
+    q_row = q_first + token
+    o_at = batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head + d  #- address
+    tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=cut & (d < D))
+    lse_at = batch * lse_strides.batch + q_row * lse_strides.token + head * lse_strides.head  #- address
+    tl.store(lse_ptr + lse_at, lse, mask=cut & (piece == 0))
+
+
+def launch(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None, *, scale: float, config: WalkConfig, features: Features | None = None,
+    out: torch.Tensor | None = None, works: Sequence[torch.Tensor] | None = None, again: Again = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernels: out ``[B, S, Hq, Dv]`` and lse ``[B, S, Hq]`` float32, with cu_seqlens ``[1, total, ..]``.
+    works : the list of each walk, made here if None. The arguments are valid; ``again`` as of
+    :mod:`kvlab.triton_support.launching`.
+    """
+    f = Features() if features is None else features
+    out, lse = results(q, out, (*q.shape[:3], v_cache.shape[3]))
+    if out.numel() == 0:
+        return out, lse
+    problem = ragged_problem(q, k_cache, v_cache, block_table, cu_seqlens)
+    arrays = q, *as_pairs(k_cache, v_cache), block_table, seq_lens, cu_seqlens
+    for i, one in enumerate(config.walks):
+        kept = None if again is None else again.setdefault(i, {})
+        if works is None:
+            listed = schedule_problem(problem, f.mask.left, f.mask.right)
+            (work,) = make_list(seq_lens, cu_seqlens, problem=listed, config=one.schedule, again=kept)
+        else:
+            work = works[i]
+        _launch_walk(one, (*arrays, work), (out, lse), problem, f, scale, kept)
+    return out, lse
+
+
+def _launch_walk(
+    one: Walk, arrays: tuple[Any, ...], into: tuple[torch.Tensor, torch.Tensor],
+    problem: AttendProblem, f: Features, scale: float, again: Again,
+) -> None:
+    """Launch a walk over the list behind ``arrays``, and its join."""
+    (q, k, v, block_table, seq_lens, cu_seqlens, work), (out, lse), tiles = arrays, into, one.tiles
+    schedule, places = one.schedule, 2 * one.grid(problem)[0]
+    part = out.new_empty((places, tiles.BM, problem.v_dim), dtype=torch.float32)
+    part_lse = lse.new_empty((places, tiles.BM))
+    pointers = *arrays, feature_arrays(f), out, lse, part, part_lse
+    joined = work, part, part_lse, cu_seqlens, out, lse
+    if relaunched(walk, pointers, again):
+        relaunched(join, joined, again)
+        return
+    sizes = WalkSizes(
+        problem.group, problem.tokens, problem.max_keys, schedule.lanes(problem.kv_heads), block_table.stride(0),
+        seq_lens.stride(0), *list_parts(schedule.most_items(schedule_problem(problem, f.mask.left, f.mask.right))),
+    )
+    ptx, ragged, listed = compiles_to_ptx(q), problem.ragged, one.lists_items(problem)
+    steps = leading_strides(q, ragged=ragged), k.stride()[:-1], v.stride()[:-1], leading_strides(out, ragged=ragged)
+    unit, (of_q, of_k, of_v, of_o) = in_units(*steps)
+    constants = WalkConstants(
+        problem.page_size, problem.pairs, *problem.widths, *tiles.columns, *tiles.v_columns, tiles.BM, tiles.BN, ptx,
+        f.mask.windowed, schedule.block, schedule.overhead, schedule.rows, schedule.together, listed, unit,
+    )
+    lse_strides = RowStrides(*leading_strides(lse, ragged=ragged))
+    first_launch(walk, one.grid(problem), pointers, again)(
+        f.scales.factor_log2(scale), f.scales.v.number, feature_numbers(f), sizes, RowStrides(*of_q),
+        PageStrides(*of_k), PageStrides(*of_v), RowStrides(*of_o), lse_strides, C=constants,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **(register_limit(tiles, problem) if ptx else {}),
+    )
+    parts = one.parts(problem)
+    first_launch(join, one.join_grid(problem), joined, again)(
+        sizes, RowStrides(*steps[3]), lse_strides, OVERHEAD=schedule.overhead, BM=tiles.BM,
+        TOGETHER=schedule.together, USED=one.rows(problem), LISTED=listed, D=problem.v_dim, BD=piece_of(problem.v_dim),
+        PARTS=parts, CHUNK=min(16, parts), num_warps=1,
+    )

@@ -1,0 +1,208 @@
+"""The schedule of a step, made once and passed to all layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.call.backends import function_at
+from kvlab.attention.features.intervals import UNLIMITED, host, window_interval
+from kvlab.attention.machines.gpu import target_of
+from kvlab.attention.mha_decode.config import DecodeProblem
+from kvlab.attention.schedule.config import (
+    INVARIANT_KEYS,
+    MOST_COST,
+    MOST_UNITS,
+    ScheduleConfig,
+    ScheduleProblem,
+)
+from kvlab.attention.schedule.schedule import Schedule
+from kvlab.common.arrays import on_gpu, same_place, to_torch
+from kvlab.common.checks import is_integer, require, shown
+from kvlab.common.torch_here import is_torch
+from kvlab.staging import ceildiv
+
+from .config import AttendProblem, WalkConfig, choose_walks, schedule_problem
+
+Array = np.ndarray[Any, Any]
+
+
+def plan(
+    seq_lens: Any,
+    new_tokens: Any = 1,
+    *,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int = 128,
+    itemsize: int = 2,
+    programs: int | None = None,
+    unit: int | None = None,
+    causal: bool = True,
+    window: Any = None,
+    batch_invariant: bool = False,
+    config: ScheduleConfig | None = None,
+) -> Schedule:
+    """The schedule of a step over sequences of any lengths, worked out from the lengths alone: made once, it is the
+    ``plan`` of :func:`~kvlab.attention.attend_paged` and ``mha_decode_paged`` in all layers.
+
+    seq_lens    integers ``[B]``: keys of each sequence, its new tokens among them; 0 to 10^9. Of a tensor on a GPU the
+                list is made there and nothing waits for it; in a captured graph it is made anew by each replay
+    new_tokens  an integer, or integers ``[B]``: tokens whose queries attend, of which a sequence may have none; or
+                ``(cu_seqlens_q, total)``: where those of each begin, ``[B + 1]``, and the tokens of all, the rows of q
+    q_heads, kv_heads   query heads, a multiple of KV heads
+    head_dim, itemsize  elements of a row of K or V, the longer one, and their bytes: rows of a tile, and how many keys
+                the beginning of a unit takes as long as
+    programs    that run at once; by default what the GPU, or an H100, has room for
+    unit        key blocks of a unit, counted from the first that its rows see, so that the cuts of a sequence depend on
+                its own length alone; by default units end where a program has its share. To look at: no call takes it
+    causal, window   what a query sees, as of ``mha_prefill``
+    batch_invariant  units of 2048 keys: a sequence has the same order of sums in every batch and on every device
+    config      a :class:`ScheduleConfig` instead of the chosen one; ``programs`` and ``unit`` are then its own
+
+    Raises ValueError on bad arguments, and for a schedule of 2^31 key blocks or more (not looked at on a GPU).
+
+    >>> for lengths in ([4096] * 4, [15_000, 400, 0, 984]):
+    ...     print(plan(lengths, q_heads=32, kv_heads=8))
+    Schedule(4 sequences, 400 units on 392 programs, the busiest 1.04 of the mean, 400 partial results)
+    Schedule(4 sequences, 392 units on 392 programs, the busiest 1.04 of the mean, 392 partial results)
+    >>> a, b = (plan([n, 9000], q_heads=2, kv_heads=1, batch_invariant=True) for n in (70_000, 30))
+    >>> a.units[a.units["sequence"] == 1]["first"], b.units[b.units["sequence"] == 1]["first"]
+    (array([  0, 128, 256, 384, 512], dtype=int32), array([  0, 128, 256, 384, 512], dtype=int32))
+    """
+    lengths, starts, total, longest = _step(seq_lens, new_tokens)
+    for name, number in (("q_heads", q_heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("itemsize", itemsize)):
+        _positive(name, number)
+    require(q_heads % kv_heads == 0, f"q_heads is {q_heads}", f"a multiple of kv_heads {kv_heads}")
+    interval = window_interval(causal, window)
+    sizes = head_dim, head_dim, itemsize, 1, UNLIMITED
+    problem = AttendProblem(int(lengths.shape[0]), total, q_heads, kv_heads, *sizes, ragged=starts is not None)
+    listed = schedule_problem(problem, interval.left, interval.right)
+    if config is None:
+        given = {} if programs is None else {"programs": _positive("programs", programs)}
+        fixed = -(-INVARIANT_KEYS // 16) if batch_invariant else 0
+        given["unit"] = fixed if unit is None else _positive("unit", unit)
+        target = target_of(seq_lens, None)
+        walks = choose_walks(problem, longest, processors=target.processors, arch=target.arch, shared=target.shared)
+        configs = [replace(walk.schedule, **given) for walk in walks.walks]
+    else:
+        taken = [name for name, value in (("programs", programs), ("unit", unit)) if value is not None]
+        require(not taken, f"{' and '.join(taken)} beside config", "given in one of the two")
+        configs = [config]
+    return schedule_of(configs, listed, lengths, starts)
+
+
+def schedule_of(configs: list[ScheduleConfig], problem: ScheduleProblem, lengths: Any, starts: Any) -> Schedule:
+    """The schedule of lengths ``[B]`` and, or None, cu_seqlens ``[B + 1]``: a list for each configuration."""
+    first, *others = configs
+    rest = schedule_of(others, problem, lengths, starts) if others else None
+    return Schedule(problem, first, _list_of(lengths, starts, problem, first), lengths, starts, rest)
+
+
+def _step(seq_lens: Any, new_tokens: Any) -> tuple[Any, Any, int, int]:
+    """(lengths ``[B]``, cu_seqlens ``[B + 1]`` or None, new tokens of a sequence or of all, the most that one may
+    have): arrays as those that are given.
+    """
+    lengths = seq_lens if is_torch(seq_lens) else np.asarray(seq_lens)
+    shape = tuple(lengths.shape)
+    require(len(shape) == 1 and min(shape), f"seq_lens has shape {shape}", "[B] with B of at least 1")
+    if not on_gpu(lengths):
+        _integers("seq_lens", host(lengths))
+    if isinstance(new_tokens, tuple) and len(new_tokens) == 2 and getattr(new_tokens[0], "ndim", 0) == 1:
+        starts, total = new_tokens
+        _positive("total of new_tokens", total)
+        require(starts.shape[0] == lengths.shape[0] + 1, f"cu_seqlens_q has shape {tuple(starts.shape)}", "[B + 1]")
+        same_place(seq_lens=lengths if is_torch(lengths) else np.asarray(lengths), cu_seqlens_q=starts)
+        longest = total if on_gpu(starts) else min(total, int(np.diff(host(starts)).max(initial=0)))
+        return lengths, starts, int(total), max(int(longest), 1)
+    require(not on_gpu(new_tokens), "new_tokens is a tensor on a GPU", "(cu_seqlens_q, total) there")
+    tokens = _integers("new_tokens", host(new_tokens) if is_torch(new_tokens) else new_tokens)
+    require(tokens.shape in ((), shape), f"new_tokens has shape {tokens.shape}", f"() or {shape}")
+    if tokens.ndim == 0:
+        return lengths, None, int(tokens), int(tokens)
+    require(not on_gpu(lengths), "new_tokens of each sequence beside seq_lens on a GPU", "(cu_seqlens_q, total) there")
+    offsets = np.concatenate([[0], np.cumsum(tokens)]).astype(np.int32)
+    return lengths, to_torch(offsets) if is_torch(lengths) else offsets, int(tokens.sum()), int(tokens.max())
+
+
+def _list_of(lengths: Any, starts: Any, problem: ScheduleProblem, config: ScheduleConfig) -> Any:
+    """The work list where the lengths are."""
+    if on_gpu(lengths):
+        return function_at("kvlab.attention.schedule.kernel:launch")(lengths, starts, problem=problem, config=config)[0]
+    keys, offsets = host(lengths), None if starts is None else host(starts)
+    new = np.full(len(keys), problem.tokens) if offsets is None else np.diff(offsets)
+    _check_cost(problem, config, keys.astype(np.int64), new)
+    (made,) = function_at("kvlab.attention.schedule.emulator:launch")(keys, offsets, problem=problem, config=config)
+    return to_torch(made) if is_torch(lengths) else made
+
+
+def check_given(given: Any) -> None:
+    """ValueError for a ``plan`` that is none."""
+    require(isinstance(given, Schedule), f"plan is {shown(given)}", "what kvlab.attention.plan gives, or None")
+
+
+def check_plan(given: Schedule, problem: DecodeProblem, left: int, right: int) -> None:
+    """ValueError unless a plan is of a call of these sizes whose rows see so many keys before and behind their own."""
+    asked = schedule_problem(problem, left, right)
+    names = {
+        "batch": "{} sequences", "cumulative": "new tokens as many as each sequence has: {}", "tokens": "{} new tokens",
+        "group": "{} query heads to a KV head", "kv_heads": "{} KV heads", "left": "{} keys seen before a query's own",
+        "right": "{} keys seen behind a query's own",
+    }
+    for name, words in names.items():
+        theirs, ours = (getattr(one, name) for one in (given.problem, asked))
+        require(theirs == ours, f"plan is of {words.format(theirs)}", f"of the call's, {ours}")
+    configs = [one.config for one in given.walks]
+    require(not any(one.unit for one in configs), "plan has units of a fixed size", "one without unit, batch_invariant")
+    covered = [n for one in configs for n in (one.fewest, one.most)]
+    whole = covered[0] <= 1 and covered[-1] >= UNLIMITED
+    gaps = any(b != a + 1 for a, b in zip(covered[1:-1:2], covered[2::2], strict=True))
+    require(whole and not gaps, f"plan has sequences of {covered} new tokens", "of any number")
+
+
+def check_planned_lengths(given: Schedule, seq_lens: Any, cu_seqlens: Any) -> None:
+    """ValueError unless a plan was made of the lengths of a call."""
+    ours, theirs = host(seq_lens), host(given.seq_lens)
+    if not np.array_equal(ours, theirs):
+        b = int((ours != theirs).argmax())
+        raise ValueError(f"plan was made of seq_lens[{b}] {theirs[b]}: must be the call's, {ours[b]}")
+    if cu_seqlens is not None:
+        ours, theirs = (host(x).astype(np.int64) for x in (cu_seqlens, given.cu_seqlens))
+        same = np.array_equal(ours, theirs)
+        require(same, f"plan was made of cu_seqlens_q {theirs.tolist()}", f"the call's, {ours.tolist()}")
+
+
+def walks_of_plan(given: Schedule, problem: DecodeProblem, **target: Any) -> WalkConfig:
+    """The walks of a call with a plan: the tiles that have as many rows. ``target``: as of ``choose_walks``."""
+    few = {rows: max(1, rows // problem.group) for rows in (16, 32, 64, 128, 4096)}
+    known = {
+        walk.tiles.BM: walk for tokens in few.values() for walk in choose_walks(problem, tokens, **target).walks
+    }
+    for one in given.walks:
+        BM = one.config.BM
+        require(BM in known, f"plan has tiles of {BM} rows", f"of {' or '.join(map(str, sorted(known)))} for this call")
+    return WalkConfig(tuple(replace(known[one.config.BM], schedule=one.config) for one in given.walks))
+
+
+def _integers(name: str, values: Any) -> Array:
+    """Integers from 0 to 10^9."""
+    array = np.asarray(values)
+    require(array.size == 0 or array.dtype.kind in "iu", f"{name} is {shown(values)}", "integers")
+    array = array.astype(np.int64)
+    wrong = array[(array < 0) | (array > 10**9)]
+    require(not wrong.size, f"{name} has {wrong[:1].tolist()[0] if wrong.size else 0}", "integers from 0 to 10^9")
+    return array
+
+
+def _positive(name: str, number: Any) -> int:
+    require(is_integer(number) and number > 0, f"{name} is {shown(number)}", "an integer above 0")
+    return int(number)
+
+
+def _check_cost(problem: ScheduleProblem, config: ScheduleConfig, lengths: Array, tokens: Array) -> None:
+    """ValueError unless places of the list are numbers of 32 bits, by an upper bound of their sum."""
+    items = ceildiv(tokens * problem.group, config.rows)
+    each = ceildiv(lengths, config.block) + config.overhead * MOST_UNITS
+    bound = int((items * each).sum())
+    require(bound <= MOST_COST, f"the cost of seq_lens is {bound} key blocks", f"at most {MOST_COST}; take larger ones")

@@ -1,0 +1,87 @@
+"""Calls over a schedule: the ``plan`` that a caller has made once a step, or that the call makes itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kvlab.attention.call.backends import function_at
+from kvlab.attention.call.call import Call
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.operands import Sizes
+from kvlab.attention.machines.gpu import target_of
+from kvlab.common.arrays import on_gpu, same_place
+
+HOME = "kvlab.attention.attend_paged"
+"""The operation that walks schedules."""
+
+
+class PlannedCall(Call[Any]):
+    """A call that may be given a plan, a :class:`~kvlab.attention.Schedule`: its ``schedule``, as a call has a plan of
+    its own. listed : the lengths ``[B]`` and ``cu_seqlens_q`` or None, of which the plan is made.
+    """
+
+    schedule: Any = None
+    over_schedule: bool = False
+    """Tells whether the call takes walks over a schedule."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.schedule = vars(self).pop("plan", None)
+
+    def decisive(self) -> tuple[Any, ...] | None:
+        """A plan decides by its numbers and by where its lists are."""
+        found = super().decisive()
+        if found is None or self.schedule is None:
+            return found
+        facts = getattr(self.schedule, "facts", None)
+        if facts is None:
+            return None
+        return (*(x for x in found if x is not self.schedule), facts, *self.lists())
+
+    def lists(self) -> tuple[Any, ...]:
+        """The work lists of the plan that is given."""
+        return tuple(one.list for one in self.schedule.walks)
+
+    def listed(self) -> tuple[Any, Any]:
+        """The lengths ``[B]``, and ``cu_seqlens_q`` or None."""
+        raise NotImplementedError
+
+    def check_arguments(self, sizes: Sizes) -> None:
+        """See :class:`Call`: a plan is one that ``plan`` gave, and where q is."""
+        if self.schedule is not None:
+            function_at(f"{HOME}.plan:check_given")(self.schedule)
+            same_place(**{f"plan[{i}]": one for i, one in enumerate(self.lists())}, q=self.arguments["q"])
+
+    def walks(self, problem: Any, longest: int, emulated: str | None) -> Any:
+        """The configuration of the walks over sequences of up to so many new tokens. ValueError for a plan of another
+        call.
+        """
+        features, target = self.features, target_of(self.arrays[0], emulated)
+        machine = {"processors": target.processors, "arch": target.arch, "shared": target.shared}
+        machine |= {"heavy": features.heavy, "biased": features.mask.bias is not None}
+        if self.schedule is None:
+            return function_at(f"{HOME}.config:choose_walks")(problem, longest, **machine)
+        function_at(f"{HOME}.plan:check_plan")(self.schedule, problem, features.mask.left, features.mask.right)
+        return function_at(f"{HOME}.plan:walks_of_plan")(self.schedule, problem, **machine)
+
+    def check_values(self) -> None:
+        """See :class:`Call`: a plan was made of the lengths of the call."""
+        if self.schedule is not None:
+            function_at(f"{HOME}.plan:check_planned_lengths")(self.schedule, *self.listed())
+
+    def named(self) -> dict[str, Any]:
+        """See :class:`Call`; and the lists of a plan."""
+        return super().named() | ({"works": self.lists()} if self.schedule is not None else {})
+
+    def explained(self) -> Explanation:
+        """See :class:`Call`; and the schedule, where the lengths are in CPU memory."""
+        told = self.plan.explanation
+        if not self.over_schedule or on_gpu(self.arrays[0]):
+            return told
+        mask, made = self.features.mask, self.schedule
+        if made is None:
+            sizes = function_at(f"{HOME}.config:schedule_problem")(self.plan.problem, mask.left, mask.right)
+            configs = [walk.schedule for walk in told.config.walks]
+            made = function_at(f"{HOME}.plan:schedule_of")(configs, sizes, *self.listed())
+        return replace(told, schedule=made)

@@ -1,1 +1,0 @@
-"""MHA decode over a schedule: a fixed grid of programs shares the keys of uneven sequences equally."""

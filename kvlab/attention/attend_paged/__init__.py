@@ -8,7 +8,7 @@ from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.call.options import AttendOptions
 
 from .call import AttendPaged
-from .plan import plan
+from .step import plan
 
 __all__ = ["attend_paged", "plan"]
 
@@ -26,7 +26,7 @@ def attend_paged(
     k_cache, v_cache  ``[pages, page_size, Hkv, D]`` and ``[.., Dv]`` of q's dtype, or of float8_e4m3fn with q of 16
                  bits; any strides whose last is 1. Hq is a multiple of Hkv
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
-                 sequence's end, or before what a window shows, are not read
+                 sequence's end are not read
     seq_lens     integers ``[B]``: keys of each sequence, the new ones among them; 0 is allowed
     cu_seqlens_q  integers ``[B + 1]``: where each sequence's new tokens start in q, and the total
     plan         None, or what :func:`~kvlab.attention.plan` made of these lengths: made once a step, it serves all

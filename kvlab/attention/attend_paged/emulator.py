@@ -257,7 +257,7 @@ def launch(
         return out, lse
     lengths = key_count(seq_lens, problem.max_keys).astype(np.uint32), block_table, problem.tokens, problem.max_keys
     keys, values = (PagedKVCache(pages, *lengths) for pages in (k_cache, v_cache))
-    rows = [per_sequence(x, cu_seqlens) for x in (q, out, lse)]
+    q_rows, o_rows, lse_rows = (per_sequence(x, cu_seqlens) for x in (q, out, lse))
     scale_log2 = features.scales.factor_log2(scale)
     for i, one in enumerate(config.walks):
         if works is None:
@@ -269,8 +269,8 @@ def launch(
         part, part_lse = np.full((*shape, problem.v_dim), np.nan, np.float32), np.full(shape, np.nan, np.float32)
         with traffic.launch():
             walk(
-                rows[0], keys, values, seq_lens, cu_seqlens, work, *rows[1:], part, part_lse, scale_log2, features,
-                problem, one, arch, traffic,
+                q_rows, keys, values, seq_lens, cu_seqlens, work, o_rows, lse_rows, part, part_lse, scale_log2,
+                features, problem, one, arch, traffic,
             )
-        join(work, part, part_lse, cu_seqlens, *rows[1:], problem, one, traffic)
+        join(work, part, part_lse, cu_seqlens, o_rows, lse_rows, problem, one, traffic)
     return out, lse

@@ -50,7 +50,7 @@ class PlannedCall(Call[Any]):
     def check_arguments(self, sizes: Sizes) -> None:
         """See :class:`Call`: a plan is one that ``plan`` gave, and where q is."""
         if self.schedule is not None:
-            function_at(f"{HOME}.plan:check_given")(self.schedule)
+            function_at(f"{HOME}.step:check_given")(self.schedule)
             same_place(**{f"plan[{i}]": one for i, one in enumerate(self.lists())}, q=self.arguments["q"])
 
     def walks(self, problem: Any, longest: int, emulated: str | None) -> Any:
@@ -62,13 +62,13 @@ class PlannedCall(Call[Any]):
         machine |= {"heavy": features.heavy, "biased": features.mask.bias is not None}
         if self.schedule is None:
             return function_at(f"{HOME}.config:choose_walks")(problem, longest, **machine)
-        function_at(f"{HOME}.plan:check_plan")(self.schedule, problem, features.mask.left, features.mask.right)
-        return function_at(f"{HOME}.plan:walks_of_plan")(self.schedule, problem, **machine)
+        function_at(f"{HOME}.step:check_plan")(self.schedule, problem, features.mask.left, features.mask.right)
+        return function_at(f"{HOME}.step:walks_of_plan")(self.schedule, problem, **machine)
 
     def check_values(self) -> None:
         """See :class:`Call`: a plan was made of the lengths of the call."""
         if self.schedule is not None:
-            function_at(f"{HOME}.plan:check_planned_lengths")(self.schedule, *self.listed())
+            function_at(f"{HOME}.step:check_planned_lengths")(self.schedule, *self.listed())
 
     def named(self) -> dict[str, Any]:
         """See :class:`Call`; and the lists of a plan."""
@@ -83,5 +83,5 @@ class PlannedCall(Call[Any]):
         if made is None:
             sizes = function_at(f"{HOME}.config:schedule_problem")(self.plan.problem, mask.left, mask.right)
             configs = [walk.schedule for walk in told.config.walks]
-            made = function_at(f"{HOME}.plan:schedule_of")(configs, sizes, *self.listed())
+            made = function_at(f"{HOME}.step:schedule_of")(configs, sizes, *self.listed())
         return replace(told, schedule=made)

@@ -95,7 +95,7 @@ class Schedule(Drawn):
 
     @property
     def item(self) -> Array:
-        """Which of its sequence's items each item is."""
+        """Number of each item among its sequence's."""
         return self._part(2)
 
     def _part(self, which: int, more: int = 0) -> Array:
@@ -110,7 +110,7 @@ class Schedule(Drawn):
 
     @property
     def walks(self) -> tuple[Schedule, ...]:
-        """This schedule and the rest."""
+        """Schedules: this one, and the rest."""
         return (self,) if self.rest is None else (self, *self.rest.walks)
 
     def __repr__(self) -> str:

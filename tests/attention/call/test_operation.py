@@ -44,8 +44,8 @@ def run(code: str) -> str:
 
 
 def test_the_folders_are_the_operations() -> None:
-    assert FOLDERS == ["kv_store", "merge_states", "mha_decode", "mha_decode_streaming", "mha_prefill", "mla_decode",
-                       "mla_prefill"]
+    assert FOLDERS == ["attend_paged", "kv_store", "merge_states", "mha_decode", "mha_decode_streaming", "mha_prefill",
+                       "mla_decode", "mla_prefill"]
     assert {"mha_decode_paged", "mla_store_paged", *FOLDERS} <= set(OPERATIONS)
 
 

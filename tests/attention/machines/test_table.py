@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvlab.attention import (
+    attend_paged,
     mha_decode_paged,
     mha_decode_streaming_paged,
     mha_prefill,
@@ -48,6 +49,9 @@ def call(operation: str, dtype: Any, least: int, traffic: Traffic | None, **opti
     """A call whose tiles have at least so many query rows; beside 16-bit queries where K and V are e4m3."""
     q = bfloat16 if dtype == float8_e4m3fn else dtype
     options |= {"traffic": traffic}
+    if operation == "mha_decode" and least and options["arch"] == "sm_90":  # chunks have large tiles
+        caches = (rows(dtype, 4, 32, 2, 128) for _ in "kv")
+        return attend_paged(rows(q, 80, 4, 128), *caches, TABLE, LENS, np.array([0, 40, 80]), **options)
     if operation in ("mha_decode", "mha_decode_streaming"):
         function = mha_decode_paged if operation == "mha_decode" else mha_decode_streaming_paged
         return function(rows(q, 2, 4, 128), *(rows(dtype, 4, 32, 2, 128) for _ in "kv"), TABLE, LENS, **options)

@@ -1,0 +1,218 @@
+"""New tokens of any number of each sequence in one call. Rests on float64 references in the tolerance of yardsticks; on
+decode over a schedule, of which it has the bits where each sequence has as many tokens; on the compilers' artefacts.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from caught import Caught, as_launched
+from prefill_cases import Case, Inputs
+from yardsticks import assert_accurate, bits
+
+from kvlab.attention import attend_paged, explain, mha_decode_paged, mha_prefill_paged, plan
+from kvlab.attention.attend_paged import emulator
+from kvlab.attention.attend_paged.config import WalkConfig, choose_walks, ragged_problem, register_limit
+from kvlab.mirror import lockstep
+from kvlab.triton_support import child
+
+KERNEL = "kvlab.attention.attend_paged.kernel:launch"
+
+
+def paged(*lens: tuple[int, int], **sizes: Any) -> Case:
+    """(new tokens, keys) of each sequence."""
+    return Case(lens, form="paged", **sizes)
+
+
+def launch_form(x: Inputs, processors: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(arrays, arguments) of the launch functions, on so many processors."""
+    _, arrays, options = x.arguments()
+    call = attend_paged.planned(*arrays, **options, backend="reference")
+    problem = ragged_problem(*call.arrays[:4], call.arrays[5])
+    config = choose_walks(problem, call.longest, processors=processors)
+    return call.arrays, {"scale": call.plan.scale, "features": call.features, "config": config}
+
+
+MIXED = [
+    (paged((1, 300), (2, 2), (0, 17), (40, 64), (130, 900), (4, 200), (9, 9), heads=(8, 2)), 2),
+    (paged((1, 130), (0, 0), (0, 40), (1, 1), heads=(4, 2), D=128), 1),
+    (paged((33, 33), (70, 500), (1, 600), heads=(4, 4), D=96, dtype="fp16", page=64), 3),
+    (paged((5, 200), (16, 16), (1, 0), heads=(6, 1), D=80, DV=48, dtype="fp32"), 2),
+    (paged((1, 400), (90, 300), (3, 170), heads=(6, 2), window=70, softcap=3.0, sinks=True, alibi="head"), 2),
+    (paged((1, 90), (20, 33), heads=(2, 1), mask="striped", temperature=True), 2),
+    (paged((1, 200), (60, 120), heads=(2, 1), mask="chunked causal", causal=False, page=5), 2),
+    (paged((20, 90), (9, 70), (1, 300), heads=(6, 2), D=128, kv="fp8", scales="head"), 2),
+    (paged((1, 90), (50, 70), heads=(4, 2), kv="fp8", scales="token", window=40, hnd=True), 2),
+    (paged((1, 90), (12, 70), heads=(6, 2), D=128, dtype="fp8", scales="head", softcap=20.0, sinks=True), 2),
+    (paged((130, 140), (1, 7), heads=(5, 1), alibi="sequence", causal=False, hnd=True), 3),
+]
+
+
+@pytest.mark.parametrize("case, processors", MIXED, ids=str)
+def test_emulated(case: Case, processors: int) -> None:
+    x = case.build()
+    arrays, named = launch_form(x, processors)
+    out, lse = emulator.launch(*arrays, **named)
+    assert_accurate(x, out[0], lse[0])
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case, processors", [MIXED[i] for i in (0, 1, 3, 4, 8)], ids=str)
+def test_interpreted(case: Case, processors: int) -> None:
+    """Results go over NaN; partial results that nobody wrote are what memory held."""
+    x = case.build()
+    arrays, named = launch_form(x, processors)
+    out = np.full((*arrays[0].shape[:3], arrays[2].shape[3]), np.nan, arrays[0].dtype)
+    made, lse = child.run(KERNEL, *map(torch_of, arrays), **named | {"out": torch_of(out), "features": of_torch(named)})
+    assert_accurate(x, made[0], lse[0])
+
+
+def torch_of(array: Any) -> Any:
+    from kvlab.common.arrays import to_torch
+
+    return to_torch(array)
+
+
+def of_torch(named: dict[str, Any]) -> Any:
+    """The features with torch tensors."""
+    from kvlab.attention.call.backends import _each
+
+    return _each(torch_of, (named["features"],), {})[0][0]
+
+
+@pytest.mark.interpreter
+def test_lockstep() -> None:
+    """Every output of every step, of sequences that have chunks and of those cut in parts."""
+    x = paged((40, 64), (60, 300), (0, 9), (33, 33), heads=(4, 2), window=100, sinks=True).build()
+    arrays, named = launch_form(x, 2)
+    named["config"] = WalkConfig((choose_walks(ragged_problem(*arrays[:4], None), 1, processors=2).walks[0],))
+    names = "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens"
+    result = lockstep("attend_paged", dict(zip(names, arrays, strict=True)) | named)
+    assert result.ok, str(result.first_difference)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_batches(seed: int) -> None:
+    rnd = random.Random(seed)
+    lens = []
+    for _ in range(rnd.randint(1, 6)):
+        keys = rnd.choice([0, 1, 15, 16, 17, rnd.randint(0, 90), rnd.randint(0, 400)])
+        lens.append((min(keys, rnd.choice([0, 1, 1, rnd.randint(0, 9), rnd.randint(0, 100)])), keys))
+    kv_heads, group = rnd.choice([(1, 4), (2, 3), (1, 1)])
+    x = paged(*lens, heads=(kv_heads * group, kv_heads), page=rnd.choice([5, 16]), dtype=rnd.choice(["bf16", "fp32"]),
+              window=rnd.choice([None, None, 30]), seed=seed).build()
+    arrays, named = launch_form(x, rnd.choice([1, 2, 3]))
+    out, lse = emulator.launch(*arrays, **named)
+    assert_accurate(x, out[0], lse[0])
+
+
+@pytest.mark.parametrize("S", [1, 5])
+def test_of_as_many_tokens_each_it_has_the_bits_of_decode_over_a_schedule(S: int) -> None:
+    x = paged(*((S, n) for n in (300, 40, 900, 5)), heads=(8, 2)).build()
+    _, (q, *cache, starts), _ = x.arguments()
+    ours = attend_paged(q, *cache, starts, return_lse=True)
+    theirs = mha_decode_paged(q.reshape(4, S, 8, 64), *cache, balanced=True, return_lse=True)
+    assert [bits(a) for a in ours] == [bits(a.reshape(b.shape)) for a, b in zip(theirs, ours, strict=True)]
+
+
+def test_of_chunks_it_agrees_with_prefill() -> None:
+    x = MIXED[0][0].build()
+    _, arrays, _ = x.arguments()
+    assert_accurate(x, *attend_paged(*arrays, return_lse=True))
+    assert_accurate(x, *mha_prefill_paged(*arrays, return_lse=True))
+
+
+def test_a_plan_serves_all_layers_and_changes_no_bit() -> None:
+    x, lens = MIXED[0][0].build(), MIXED[0][0].lens
+    _, arrays, _ = x.arguments()
+    new = [n for n, _ in lens]
+    plans = [plan(x.seq_lens, how, q_heads=8, kv_heads=2, head_dim=64) for how in (new, (x.cu_q, sum(new)))]
+    expected = attend_paged(*arrays, return_lse=True)
+    for one in plans:
+        assert one.rest is not None
+        made = attend_paged(*arrays, plan=one, return_lse=True)
+        assert [bits(a) for a in made] == [bits(a) for a in expected]
+        layer = attend_paged(-arrays[0], *arrays[1:], plan=one, softcap=5.0)
+        assert bits(layer) == bits(attend_paged(-arrays[0], *arrays[1:], softcap=5.0))
+
+
+def test_explain_tells_units_programs_and_the_busiest() -> None:
+    x = MIXED[0][0].build()
+    _, arrays, _ = x.arguments()
+    told = explain(attend_paged, *arrays)
+    assert told.schedule.busiest == max(told.schedule.costs) / told.schedule.costs.mean()
+    assert "units on 396 programs, the busiest" in str(told)
+    assert ", then Schedule(" in str(told)
+
+
+STEP = {"q_heads": 8, "kv_heads": 2, "head_dim": 64}
+BAD_PLANS: list[tuple[Any, str]] = [
+    (7, "plan is 7: must be what kvlab.attention.plan gives"),
+    (([300, 40], 1, {}), "plan is of 2 sequences: must be of the call's, 3"),
+    (([300, 40, 9], 2, {}), "plan is of 2 new tokens: must be of the call's, 1"),
+    (([300, 40, 9], 1, {"q_heads": 4}), "plan is of 2 query heads to a KV head: must be of the call's, 4"),
+    (([300, 40, 9], 1, {"q_heads": 4, "kv_heads": 1}), "plan is of 1 KV heads: must be of the call's, 2"),
+    (([300, 40, 9], 1, {"window": 8}), "plan is of 7 keys seen before a query's own"),
+    (([300, 40, 9], [1, 1, 1], {}), "plan is of new tokens as many as each sequence has: True"),
+    (([300, 40, 9], 1, {"unit": 4}), "plan has units of a fixed size"),
+    (([300, 41, 9], 1, {}), r"plan was made of seq_lens\[1\] 41: must be the call's, 40"),
+]
+
+
+@pytest.mark.parametrize("given, words", BAD_PLANS, ids=lambda value: str(value)[:40])
+def test_a_plan_of_another_call_is_refused(given: Any, words: str) -> None:
+    x = paged((1, 300), (1, 40), (1, 9), heads=(8, 2)).build()
+    _, (q, *cache, _), _ = x.arguments()
+    if isinstance(given, tuple):
+        lens, new, more = given
+        given = plan(lens, new, **STEP | more)
+    out = np.full(q.shape, 7, q.dtype)
+    with pytest.raises(ValueError, match=words):
+        mha_decode_paged(q, *cache, plan=given, out=out)
+    assert (out == 7).all()
+
+
+def test_bad_calls() -> None:
+    x = paged((1, 30), (2, 9), heads=(4, 2)).build()
+    _, (q, *cache, starts), _ = x.arguments()
+    for option, value, words in (("batch_invariant", True, "batch_invariant=True"), ("max_seqlen_q", 1, "is 1: must"),
+                                 ("backend", "hopper", "backend is 'hopper'")):
+        with pytest.raises(ValueError, match=words):
+            attend_paged(q, *cache, starts, **{option: value})
+    with pytest.raises(ValueError, match="cu_seqlens_q"):
+        attend_paged(q, *cache, starts[::-1].copy())
+
+
+def compiled(longest: int, dtype: str, target: str = "sm_90") -> Any:
+    """The last walk of a mixed batch as a call compiles it."""
+    from kvlab.attention.attend_paged import kernel
+
+    x = paged((1, 5), (longest, longest), heads=(32, 8), D=128, dtype=dtype).build()
+    arrays, named = launch_form(x, 132)
+    caught = {name: Caught(getattr(kernel, name)) for name in ("walk", "join")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stub in caught.items():
+            patch.setattr(kernel, name, stub)
+        patch.setattr(kernel, "make_list", lambda *args, **more: (torch.zeros(4096, dtype=torch.int32),))
+        kernel.launch(*map(torch_of, arrays), **named)
+    stub, tiles = caught["walk"], named["config"].walks[-1].tiles
+    arguments = stub.calls[-1][1]
+    arguments["C"] = arguments["C"]._replace(PTX=True)
+    arguments |= register_limit(tiles, ragged_problem(*arrays[:4], arrays[5]))
+    return as_launched(stub.fn, arguments, target)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("longest", [4, 12, 40])
+def test_compiled(longest: int) -> None:
+    """Tiles of 16 rows leave room for three programs on an SM, of 64 for two, of 128 for one."""
+    made = compiled(longest, "bf16")
+    assert made.registers <= (168 if longest == 4 else 255)
+    assert made.spills <= (160 if longest == 4 else 0)
+    assert ("HGMMA" in made.sass) == (longest > 4)
+    ctas = {4: 3, 12: 2, 40: 1}[longest]
+    assert ctas * (made.shared + 1024) <= 233472

@@ -23,9 +23,9 @@ from mha_decode import read_bandwidth
 from schedule import Task, equal_tasks, traffic_tasks
 
 from kvlab.attention import mha_decode_paged
-from kvlab.attention.mha_decode.balanced.config import BalancedConfig, balanced_config, schedule_problem
-from kvlab.attention.mha_decode.balanced.kernel import launch
-from kvlab.attention.mha_decode.config import choose_config, problem_of
+from kvlab.attention.attend_paged.config import Walk, WalkConfig, choose_walks, schedule_problem
+from kvlab.attention.attend_paged.kernel import launch
+from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.schedule.kernel import launch as make_list
 
 TASKS = (
@@ -119,7 +119,7 @@ def times(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
     return {name: round(statistics.median(found), 1) for name, found in samples.items()}
 
 
-def variants(config: BalancedConfig, sweep: bool) -> dict[str, BalancedConfig]:
+def variants(config: Walk, sweep: bool) -> dict[str, Walk]:
     """Configurations by name: the chosen one, and what may be better."""
     found = {"listed": config}
     if sweep:
@@ -137,16 +137,17 @@ def one(task: Task, sweep: bool) -> dict[str, Any]:
     arrays = inputs(task)
     q, k, v, table, lens = arrays
     problem, scale = problem_of(q, k, v, table), 128**-0.5
-    config = balanced_config(choose_config(problem, num_splits=1), problem)
+    (config,) = choose_walks(problem, problem.tokens).walks
     listed = schedule_problem(problem, *(1 << 30, 0))
     out = torch.full_like(q, float("nan"))
     kept: list[Any] = []
 
-    def call(tried: BalancedConfig, made: bool) -> Callable[[], Any]:
+    def call(tried: Walk, made: bool) -> Callable[[], Any]:
         again: dict[Any, Any] = {}
-        work = None if made else make_list(lens, problem=listed, config=tried.schedule)[0]
-        kept.append(work)
-        return lambda: launch(*arrays, scale=scale, config=tried, out=out, work=work, again=again)
+        works = None if made else make_list(lens, problem=listed, config=tried.schedule)
+        kept.append(works)
+        walks = WalkConfig((tried,))
+        return lambda: launch(*arrays, scale=scale, config=walks, out=out, works=works, again=again)
 
     first, lse = call(config, True)()
     found: dict[str, Any] = {"task": task.name, "error": error(arrays, first, lse, list(task.lens))}
@@ -161,7 +162,7 @@ def one(task: Task, sweep: bool) -> dict[str, Any]:
     lens.copy_(other)
     out.fill_(float("nan"))
     result: list[Any] = []
-    graph = captured(lambda: result.append(launch(*arrays, scale=scale, config=config, out=out)))
+    graph = captured(lambda: result.append(launch(*arrays, scale=scale, config=WalkConfig((config,)), out=out)))
     lens.copy_(torch.tensor(task.lens, dtype=torch.int32))
     out.fill_(float("nan"))
     graph.replay()

@@ -1,4 +1,4 @@
-"""Decode over a schedule on a GPU. Rests on float64 references in the tolerance of yardsticks."""
+"""Attention over a schedule on a GPU. Rests on float64 references in the tolerance of yardsticks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 import torch
 from decode_cases import Case, Inputs
+from prefill_cases import Case as MixedCase
 from yardsticks import assert_accurate, nothing_waits
 
-from kvlab.attention.mha_decode.balanced.config import BalancedConfig, balanced_config
-from kvlab.attention.mha_decode.balanced.kernel import launch
-from kvlab.attention.mha_decode.config import choose_config, problem_of
+from kvlab.attention import attend_paged, mha_decode_paged, plan
+from kvlab.attention.attend_paged.config import WalkConfig, choose_walks
+from kvlab.attention.attend_paged.kernel import launch
+from kvlab.attention.mha_decode.config import problem_of
 
 pytestmark = pytest.mark.gpu
 
 
-def config_of(x: Inputs, **more: Any) -> BalancedConfig:
+def config_of(x: Inputs) -> WalkConfig:
     problem = problem_of(*x.arrays[:4])
-    return balanced_config(choose_config(problem, num_splits=1), problem, **more)
+    return choose_walks(problem, problem.tokens)
 
 
 def random_case(seed: int) -> Case:
@@ -34,21 +36,56 @@ def random_case(seed: int) -> Case:
                 storage=rnd.choice(["apart", "halves", "hnd"]), seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_random_batches(seed: int) -> None:
+def poison() -> None:
+    """What the allocator gives to partial results and lists next is NaN."""
+    for size in (1 << 24, 1 << 20, 1 << 12):
+        torch.full((size,), float("nan"), device="cuda")
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_decodes(seed: int) -> None:
     """Results go over NaN; memory of partial results was NaN, too."""
     x = random_case(seed).build()
     arrays = x.torch("cuda")
-    poison = torch.full((1 << 24,), float("nan"), device="cuda")
-    del poison  # the allocator gives it to what comes next
+    poison()
     out = torch.full_like(arrays[0], float("nan"))
     with nothing_waits():
         made, lse = launch(*arrays, scale=x.scale, config=config_of(x), out=out)
     assert_accurate(x, made.cpu(), lse.cpu())
 
 
+def mixed_case(seed: int) -> MixedCase:
+    rnd = random.Random(seed)
+    kv_heads, group = rnd.choice([1, 2, 8]), rnd.choice([1, 3, 4, 8])
+    lens = []
+    for _ in range(rnd.randint(1, 12)):
+        keys = rnd.choice([0, 1, 15, 16, 17, rnd.randint(0, 500), rnd.randint(0, rnd.choice([600, 6000]))])
+        lens.append((min(keys, rnd.choice([0, 1, 1, rnd.randint(0, 9), rnd.randint(0, 300)])), keys))
+    return MixedCase(tuple(lens), (kv_heads * group, kv_heads), rnd.choice([64, 96, 128, 256]),
+                     rnd.choice(["bf16", "fp16", "fp32"]), "paged", rnd.choice([5, 16, 64]),
+                     window=rnd.choice([None, None, 100]), hnd=rnd.random() < 0.3, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_mixed_batches(seed: int) -> None:
+    """Over NaN, twice with the same bits, and the same bits with a plan made before."""
+    x = mixed_case(seed).build()
+    _, arrays, options = x.arguments("cuda")
+    q, k, starts, lens = arrays[0], arrays[1], arrays[5], arrays[4]
+    heads = {"q_heads": x.case.heads[0], "kv_heads": x.case.heads[1], "head_dim": x.case.D, "itemsize": k.itemsize}
+    poison()
+    outs = [torch.full_like(q, float("nan")) for _ in range(3)]
+    with nothing_waits():
+        step = plan(lens, (starts, int(q.shape[0])), window=x.case.window, **heads) if q.shape[0] else None
+        made = [attend_paged(*arrays, **options | {"out": outs[i], "plan": step if i == 2 else None},
+                             return_lse=True) for i in range(3)]
+    assert_accurate(x, *(array.cpu() for array in made[0]))
+    for other in made[1:]:
+        assert all(map(torch.equal, made[0], other))
+
+
 def test_a_captured_graph_is_replayed_with_other_lengths() -> None:
-    """Lengths are written after the capture; the same lengths give the same bits."""
+    """Of decode: lengths are written after the capture; the same lengths give the same bits."""
     x = Case((900, 4000, 70, 2500, 16), heads=(32, 8), D=128).build()
     arrays = x.torch("cuda")
     lens = arrays[4]
@@ -70,6 +107,46 @@ def test_a_captured_graph_is_replayed_with_other_lengths() -> None:
         assert_accurate(x.with_(lens=np.array(new, np.int32)), out.cpu(), lse.cpu())
 
 
+def test_a_graph_of_a_plan_and_layers_is_replayed_with_other_lengths() -> None:
+    """Both lengths and new tokens are written after the capture, and rows that no sequence has are left alone."""
+    batches = [((1, 900), (200, 4000), (0, 70), (4, 2500), (1, 0)), ((206, 300), (0, 0), (0, 9), (0, 4000), (0, 5)),
+               ((1, 1), (1, 4000), (100, 100), (1, 3), (50, 700))]
+    cases = [MixedCase(lens, (8, 2), 128, form="paged") for lens in batches]
+    widest = MixedCase(tuple((41, 4000) for _ in range(5)), (8, 2), 128, form="paged").build()
+    rows = 206
+    q = torch.empty((rows, 8, 128), dtype=torch.bfloat16, device="cuda")
+    k, v = (torch.zeros(x.shape, dtype=torch.bfloat16, device="cuda") for x in (widest.k, widest.v))
+    table = torch.zeros((5, 250), dtype=torch.int32, device="cuda")
+    lens, starts = (torch.zeros(n, dtype=torch.int32, device="cuda") for n in (5, 6))
+    out = torch.empty_like(q)
+
+    def step() -> Any:
+        made = plan(lens, (starts, rows), q_heads=8, kv_heads=2)
+        for _ in range(2):
+            result = attend_paged(q, k, v, table, lens, starts, plan=made, out=out, return_lse=True)
+        return result
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _, lse = step()
+    for case in cases:
+        x = case.build()
+        _, arrays, _ = x.arguments("cuda")
+        n = len(x.q)
+        for whole, part in ((q, arrays[0]), (k, arrays[1]), (v, arrays[2])):
+            whole.fill_(float("nan"))
+            whole[: len(part)] = part
+        table.zero_()
+        table[:, : arrays[3].shape[1]] = arrays[3]
+        lens.copy_(arrays[4])
+        starts.copy_(arrays[5])
+        out.fill_(7)
+        graph.replay()
+        assert_accurate(x, out[:n].cpu(), lse[:n].cpu())
+        assert bool((out[n:] == 7).all())
+
+
 def test_two_streams_at_once() -> None:
     cases = [Case((900, 4000, 70), heads=(8, 2), D=128, seed=i).build() for i in range(2)]
     streams = [torch.cuda.Stream() for _ in cases]
@@ -87,9 +164,12 @@ def test_two_streams_at_once() -> None:
 
 @pytest.mark.parametrize("batch", [1, 64, 1024, 4096])
 def test_batches_of_many_sizes(batch: int) -> None:
-    """One long sequence among short and empty ones."""
+    """One long sequence among short and empty ones, also with a plan of the step."""
     lens = np.random.default_rng(batch).integers(0, 60, batch)
     lens[0], lens[1::3] = 30_000, 0
     x = Case(tuple(lens.tolist()), heads=(2, 1), D=64).build()
-    out, lse = launch(*x.torch("cuda"), scale=x.scale, config=config_of(x))
+    arrays = x.torch("cuda")
+    out, lse = launch(*arrays, scale=x.scale, config=config_of(x))
     assert_accurate(x, out.cpu(), lse.cpu())
+    step = plan(arrays[4], q_heads=2, kv_heads=1, head_dim=64)
+    assert torch.equal(mha_decode_paged(*arrays, plan=step), out)

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_prefill.reference import reference as of_prefill
+from kvlab.attention.tiles.pages import Sequences
 
 Array = np.ndarray[Any, Any]
 
@@ -19,4 +20,5 @@ def reference(
     """``softmax(scale Q K^T) V`` of the last tokens of each sequence, as many as it has in q ``[1, total, Hq, D]`` by
     cu_seqlens, or S of q ``[B, S, Hq, D]``: what a prefill gives.
     """
-    return of_prefill(q, k_cache, v_cache, cu_seqlens, None, block_table, seq_lens, scale=scale, features=features)
+    sequences = Sequences(cu_q=cu_seqlens, table=block_table, seq_lens=seq_lens)
+    return of_prefill(q, k_cache, v_cache, sequences, scale=scale, features=features)

@@ -133,7 +133,7 @@ class Call(Generic[R]):
         complete = not self.features.arrays
         kept = self.features if complete else self.features.without_arrays()
         sibling = SIBLINGS.get(backend, f"{backend}:launch")
-        sibling = f"kvlab.attention.{explanation.operation}.{sibling}"
+        sibling = sibling if sibling.startswith("kvlab.") else f"kvlab.attention.{self.operation}.{sibling}"
         self.plan = Plan(explanation, problem, scale, sibling, kept, complete)
         return self.plan
 
@@ -159,7 +159,9 @@ class Call(Generic[R]):
         return mask is None if self.causal is None else bool(self.causal)
 
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
-        """Choose: an explanation, the problem's sizes, and the backend that runs, "hopper_emulator" among them."""
+        """Choose: an explanation, the problem's sizes, and the backend that runs, "hopper_emulator" among them, or the
+        module of another operation.
+        """
         raise NotImplementedError
 
     def check_values(self) -> None:

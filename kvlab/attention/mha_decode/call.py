@@ -10,7 +10,7 @@ from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, le
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import kv_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_heads, check_result
-from kvlab.attention.call.planned import PlannedCall
+from kvlab.attention.call.planned import HOME, PlannedCall
 from kvlab.attention.features.intervals import host, keys_in_table
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_fp8
@@ -102,8 +102,9 @@ class PagedDecode(PlannedCall):
         if problem.pairs:
             check_fp8_gpu(q)
         if self.over_schedule:
-            walks, home = self.walks(problem, problem.tokens, emulated), "attend_paged"
-            return Explanation(home, chosen, reason, walks, walks.grid(problem), emulated), problem, chosen
+            walks = self.walks(problem, problem.tokens, emulated)
+            module = {"triton": f"{HOME}.kernel", "emulator": f"{HOME}.emulator"}.get(chosen, chosen)
+            return Explanation("mha_decode", chosen, reason, walks, walks.grid(problem), emulated), problem, module
         target = target_of(q, emulated)
         config = choose_config(
             problem, processors=target.processors, arch=target.arch, shared=target.shared, heavy=features.heavy,

@@ -43,6 +43,8 @@ class AttendPaged(PlannedCall, PrefillCall):
 
     def check_arguments(self, sizes: Sizes) -> None:
         super().check_arguments(sizes)
+        padded = self.arguments.get("leftpad_k") is not None
+        require(not padded, "leftpad_k over a schedule", "left out: units follow from the lengths alone")
         require(not self.batch_invariant, "batch_invariant=True", "False: cuts of a sequence follow from all lengths")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
         check_pages(caches)

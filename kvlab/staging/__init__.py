@@ -21,9 +21,9 @@ from .max.tiled_mma_op import TiledMmaOp, TiledTensorCore, get_accum_type, mfma_
 from .max.warp_slices import WarpSlices
 from .nvidia.cp_async import CpAsyncKVBuffer
 from .nvidia.mma_sync_cta import MmaSyncShape
-from .nvidia.params import NvidiaKVParams
+from .nvidia.nvidia_kv_params import NvidiaKVParams
 from .nvidia.swizzled_tile import SwizzledTile, ldmatrix_swizzle
-from .nvidia.tma import TmaKVBuffer
+from .nvidia.tma_kv_buffer import TmaKVBuffer
 from .record.async_barrier import AsyncBarrier
 from .record.footprint import Footprint
 from .record.hazard_words import Hazard, Side

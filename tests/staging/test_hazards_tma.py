@@ -14,7 +14,7 @@ from nvidia_tiles import buffer
 
 from kvlab.hardware import BarrierDeadlock, PipelineState
 from kvlab.staging import AsyncBarrier, CpAsyncKVBuffer, Hazard, Hazards, TmaKVBuffer
-from kvlab.staging.nvidia.tma import CONSUMERS
+from kvlab.staging.nvidia.tma_kv_buffer import CONSUMERS
 
 Patch = pytest.MonkeyPatch
 STEPS = 6

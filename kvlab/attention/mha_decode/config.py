@@ -8,10 +8,10 @@ from typing import Any
 from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.merge_states.config import MERGE
-from kvlab.attention.tiles.memory import tile_bytes
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.tiles.pieces import pieces
 from kvlab.attention.tiles.splits import decode_splits
+from kvlab.attention.tiles.tile_bytes import tile_bytes
 from kvlab.common.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.choice import decode_lacks, tma_takes
-from kvlab.attention.tiles.memory import BARRIER_BYTES
 from kvlab.attention.tiles.splits import decode_splits, fitting_splits
+from kvlab.attention.tiles.tile_bytes import BARRIER_BYTES
 from kvlab.common.arrays import dtype_of
 
 from .config import DecodeProblem, longest_first

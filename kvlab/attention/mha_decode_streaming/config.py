@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from kvlab.attention.machines.gpu import traits
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.mha_decode.config import DecodeProblem
-from kvlab.attention.tiles.memory import tile_bytes
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.tiles.splits import decode_splits
+from kvlab.attention.tiles.tile_bytes import tile_bytes
 from kvlab.mirror.twin import Twin
 
 TWINS = (

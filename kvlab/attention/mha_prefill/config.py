@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvlab.attention.machines.gpu import shared_limit, traits
-from kvlab.attention.tiles.memory import tile_bytes
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.tiles.pages import Sequences
 from kvlab.attention.tiles.pieces import pieces
+from kvlab.attention.tiles.tile_bytes import tile_bytes
 from kvlab.mirror.twin import Twin
 
 TWINS = (

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from kvlab.attention.features.masks import UNLIMITED
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import tma_takes
-from kvlab.attention.tiles.memory import BARRIER_BYTES
 from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.tile_bytes import BARRIER_BYTES
 from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16
 from kvlab.triton_support.versions import gluon_lacks

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.choice import decode_lacks, tma_takes
-from kvlab.attention.tiles.memory import BARRIER_BYTES
 from kvlab.attention.tiles.splits import MAX_SPLITS, check_splits, invariant_splits
+from kvlab.attention.tiles.tile_bytes import BARRIER_BYTES
 
 from .config import MLADecodeProblem, MLAInputs
 

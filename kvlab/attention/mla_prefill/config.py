@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvlab.attention.machines.gpu import shared_limit, traits
-from kvlab.attention.tiles.memory import tile_bytes
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.attention.tiles.tile_bytes import tile_bytes
 from kvlab.mirror.twin import Twin
 
 TWINS = (

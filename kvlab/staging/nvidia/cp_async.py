@@ -15,9 +15,9 @@ from kvlab.staging.tile.shared_access import SharedAccess
 from kvlab.staging.tile.smem_image import SmemImage, stage_areas
 from kvlab.staging.tile.tile_copies import TileCopies
 
-from .kv_buffer import NvidiaKVBuffer
 from .mma_sync_plan import MmaSyncShape
-from .params import WARPS
+from .nvidia_kv_buffer import NvidiaKVBuffer
+from .nvidia_kv_params import WARPS
 
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]

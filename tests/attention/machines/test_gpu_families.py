@@ -19,7 +19,7 @@ from kvlab.attention.call import backends, kinds  # noqa: E402
 from kvlab.attention.machines import gpu as gpu_facts  # noqa: E402
 from kvlab.attention.machines.gpu import shared_limit  # noqa: E402
 from kvlab.attention.mha_prefill.config import PrefillProblem, choose_config  # noqa: E402
-from kvlab.attention.tiles.memory import tile_bytes  # noqa: E402
+from kvlab.attention.tiles.tile_bytes import tile_bytes  # noqa: E402
 
 PREFIX = "kvlab.attention."
 TABLE, LENS, CU = torch.tensor([[1, 0]]), torch.tensor([20]), torch.tensor([0, 20])

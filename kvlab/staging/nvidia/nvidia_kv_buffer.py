@@ -16,7 +16,7 @@ from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.iterator import KVCacheIterator, fitting_operand
 from kvlab.staging.tile.member import Member
 
-from .params import NvidiaKVParams
+from .nvidia_kv_params import NvidiaKVParams
 
 Array = np.ndarray[Any, Any]
 

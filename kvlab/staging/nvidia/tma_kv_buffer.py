@@ -21,8 +21,8 @@ from kvlab.layout import Layout, TileTensor
 from kvlab.staging.tile.smem_image import SmemImage, stage_areas
 from kvlab.staging.tile.tile_copies import copy_boxes
 
-from .kv_buffer import NvidiaKVBuffer
-from .params import WARPS
+from .nvidia_kv_buffer import NvidiaKVBuffer
+from .nvidia_kv_params import WARPS
 from .wgmma_plan import PanelTile
 
 Array = np.ndarray[Any, Any]

@@ -28,6 +28,7 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.tiles.kernel import load_columns, store_columns
+from kvlab.attention.tiles.kernel import load_parts as load_q
 from kvlab.attention.tiles.rows import DecodeSizes
 from kvlab.attention.tiles.strides import PageStrides, PartStrides, RowStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
@@ -49,16 +50,6 @@ class MLAConstants(NamedTuple):
     BM: int
     BN: int
     BOUNDED: bool
-
-
-@triton.jit
-def load_q(q_ptr, at, is_row, DV: tl.constexpr, DR: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr):
-    """Latent and rope columns of query rows, ``[BM, BV]`` and ``[BM, BR]``; e4m3 as bfloat16."""
-    q = load_columns(q_ptr, at, is_row, 0, DV, BV, DV == BV)
-    q_rope = load_columns(q_ptr, at, is_row, DV, DV + DR, BR, DR == BR)
-    if q.dtype == tl.float8e4nv:
-        q, q_rope = q.to(tl.bfloat16), q_rope.to(tl.bfloat16)
-    return q, q_rope
 
 
 @triton.jit

@@ -31,6 +31,7 @@ from kvlab.attention.features.kernel import (
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_prefill.kernel import PrefillSizes
 from kvlab.attention.tiles.kernel import load_columns, store_columns
+from kvlab.attention.tiles.kernel import load_parts as load_q
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.pages import Sequences
 from kvlab.attention.tiles.strides import PageStrides, RowStrides
@@ -58,16 +59,6 @@ class MLAPrefillConstants(NamedTuple):
     BV: int
     BM: int
     BN: int
-
-
-@triton.jit
-def load_q(q_ptr, at, is_row, D: tl.constexpr, DR: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr):
-    """Nope and rope columns of query rows, ``[BM, BD]`` and ``[BM, BR]``; e4m3 as bfloat16."""
-    q = load_columns(q_ptr, at, is_row, 0, D, BD, D == BD)
-    q_rope = load_columns(q_ptr, at, is_row, D, D + DR, BR, DR == BR)
-    if q.dtype == tl.float8e4nv:
-        q, q_rope = q.to(tl.bfloat16), q_rope.to(tl.bfloat16)
-    return q, q_rope
 
 
 @triton.jit

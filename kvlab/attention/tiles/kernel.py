@@ -36,6 +36,18 @@ def load_tile(
 
 
 @triton.jit
+def load_parts(ptr, at, exists, D: tl.constexpr, DR: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr):
+    """Columns of latents, or nope columns, and rope columns behind them of query rows, ``[BM, BD]`` and ``[BM, BR]``;
+    e4m3 as bfloat16.
+    """
+    q = load_columns(ptr, at, exists, 0, D, BD, D == BD)
+    q_rope = load_columns(ptr, at, exists, D, D + DR, BR, DR == BR)
+    if q.dtype == tl.float8e4nv:
+        q, q_rope = q.to(tl.bfloat16), q_rope.to(tl.bfloat16)
+    return q, q_rope
+
+
+@triton.jit
 def zeros(BM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, PAIRS: tl.constexpr = False):
     """The output accumulators: of each piece of V's columns, with PAIRS of the even and of the odd ones."""
     part = tl.zeros([BM, V0], tl.float32)

@@ -37,6 +37,7 @@ ANSWERS = {
     "11_mla": ["factor = 71", "nbytes = 267_904", "more = 384"],
     "12_fp8_kv": ["stored = 18", "nbytes = 136", "x = -18"],
     "13_on_the_chip": ["byte = 752", "place = (10, 2)", "passes = 16", "nbytes = 8_388_608"],
+    "16_in_your_stack": ["slot = 84", "together = 5", "nbytes = 80"],
 }
 
 pytestmark = pytest.mark.parametrize("source", SOURCES, ids=[path.stem for path in SOURCES])

@@ -1,0 +1,216 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 16. In your stack
+#
+# A cache in pages is an array, whoever fills it. This notebook puts kvlab under other people's calls: one cache, read as
+# flash-attention, FlashInfer and vLLM read it; then under transformers, where a model writes text with its keys in pages; at
+# the end a small server. Needs the extras `kernels` and `models`. All runs on the CPU, in the emulator (`backend="emulator"`);
+# on a GPU leave the word out.
+
+# %%
+import copy
+import importlib
+import os
+import sys
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is looked up
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kvlab.attention import mha_decode_paged
+from kvlab.exercise import check
+from kvlab.integrations import from_torch
+from kvlab.integrations.flash_attn import flash_attn_with_kvcache
+from kvlab.integrations.flashinfer import BatchDecodeWithPagedKVCacheWrapper
+from kvlab.integrations.transformers import KVLabCache, register
+from kvlab.integrations.vllm import reshape_and_cache_flash, unified_attention
+from kvlab.viz import draw_page_table
+
+# %% [markdown]
+# ## One cache, four callers
+#
+# Two sequences of 21 and 5 tokens, two KV heads of 64 numbers, pages of 16 tokens. vLLM's workers keep K and V of a page side
+# by side, `[pages, 2, page_size, heads, D]`, and store by *slots*: `page * page_size + place in the page`.
+
+# %%
+PAGES, PAGE, HEADS, D = 6, 16, 2, 64
+table, lengths = torch.tensor([[3, 5], [0, 2]], dtype=torch.int32), torch.tensor([21, 5], dtype=torch.int32)
+cache = torch.full((PAGES, 2, PAGE, HEADS, D), torch.nan)
+k_cache, v_cache = cache.unbind(1)
+
+token = torch.cat([torch.arange(n) for n in lengths])
+row = torch.repeat_interleave(torch.arange(2), lengths)
+slots = table[row, token // PAGE].long() * PAGE + token % PAGE
+k, v = torch.randn(2, len(slots), HEADS, D, generator=torch.Generator().manual_seed(0))
+reshape_and_cache_flash(k, v, k_cache, v_cache, slots, "auto", 1.0, 1.0, backend="emulator")
+draw_page_table(table.numpy(), lengths.numpy(), PAGE, pages=PAGES, token=(0, 17))
+
+# %% [markdown]
+# **Question 1.** Into which slot went token 20 of sequence 0?
+
+# %% tags=["question"]
+slot = None  # your answer
+
+# %%
+check(slot, int(slots[20]), "Its page is table[0, 20 // 16], its place there 20 % 16.")
+
+# %% [markdown]
+# Now each asks the same: one new query for each sequence, over all keys of it. flash-attention takes the table,
+
+# %%
+q = torch.randn(2, 4, D, generator=torch.Generator().manual_seed(1))  # [B, Hq, D]
+flash = flash_attn_with_kvcache(
+    q[:, None], k_cache, v_cache, cache_seqlens=lengths, block_table=table, causal=True, backend="emulator"
+)[:, 0]
+
+# %% [markdown]
+# FlashInfer lists of pages and how full the last one is,
+
+# %%
+wrapper = BatchDecodeWithPagedKVCacheWrapper(None, "NHD", backend="emulator")
+indptr, indices, last = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 3], [3, 5, 0], [5, 5]))
+wrapper.plan(indptr, indices, last, 4, HEADS, D, PAGE, q_data_type="float32")
+infer = wrapper.run(q, cache)
+
+# %% [markdown]
+# vLLM one array of all new tokens and where each sequence starts, and kvlab itself the arrays as they are.
+
+# %%
+vllm = torch.empty_like(q)
+starts = torch.tensor([0, 1, 2], dtype=torch.int32)
+unified_attention(
+    q, k_cache, v_cache, vllm, starts, 1, lengths, 21, D**-0.5, True, (-1, -1), table, 0.0, None, None, None,
+    backend="emulator",
+)
+ours = mha_decode_paged(q, k_cache, v_cache, table, lengths, backend="emulator")
+for name, theirs in {"flash-attention": flash, "FlashInfer": infer, "vLLM": vllm}.items():
+    print(f"{name:16} largest difference {float((theirs - ours).abs().max()):.1e}")
+print(from_torch(cache, lengths, table, kv_axis=1))
+
+# %% [markdown]
+# What a signature has and kvlab lacks is refused, by the caller's own name for it:
+
+# %%
+try:
+    flash_attn_with_kvcache(q[:, None], k_cache, v_cache, cache_seqlens=lengths, block_table=table, sm_margin=8)
+except NotImplementedError as error:
+    print(error)
+
+# %% [markdown]
+# ## A model of transformers
+#
+# `register()` makes `attn_implementation="kvlab"` known; `KVLabCache` is a cache of transformers whose keys and values lie in
+# the pages of a pool. A small model with random weights stands for yours. It writes the same tokens as with its own attention
+# and cache, for a batch whose first row begins with padding.
+
+# %%
+register(backend="emulator")
+torch.manual_seed(0)
+config = LlamaConfig(
+    vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, pad_token_id=0, bos_token_id=1, eos_token_id=None,
+)
+model = LlamaForCausalLM(config).eval()
+for parameter in model.parameters():
+    torch.nn.init.normal_(parameter, std=0.2 if parameter.dim() > 1 else 1.0)
+
+ids = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(2))
+mask = torch.ones_like(ids)
+mask[0, :3] = 0
+written = {}
+for name in ("eager", "kvlab"):
+    model.set_attn_implementation(name)
+    pages = KVLabCache(model.config, num_pages=16, page_size=4) if name == "kvlab" else None
+    written[name] = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, cache=pages)
+print("the same tokens:", bool(torch.equal(*written.values())))
+print(pages)
+held = pages.collection(0)
+draw_page_table(held.lookup_table.numpy(), held.cache_lengths.numpy(), 4, pages=16)
+
+# %% [markdown]
+# Padding has no slot: the first row has three tokens less. A prompt that many requests begin with is read once.
+# `copy.deepcopy`, or `fork`, gives caches that hold the same pages; who writes into a page that others hold gets a page of its
+# own first.
+
+# %%
+prompt = KVLabCache(model.config, num_pages=16, page_size=4)
+with torch.no_grad():
+    model(ids[1:, :6], cache=prompt)
+pool = prompt.pages.pool
+print("pages of the prompt:", pool.num_pages - pool.num_free)
+branches = [copy.deepcopy(prompt) for _ in range(3)]
+with torch.no_grad():
+    for branch, new in zip(branches, (7, 8, 9), strict=True):
+        model(torch.tensor([[new]]), cache=branch)
+print("each branch:", *(pool.pages(branch.sequences[0]) for branch in branches))
+
+# %% [markdown]
+# **Question 2.** The prompt has 6 tokens in pages of 4. How many pages do the prompt and its three branches hold together?
+
+# %% tags=["question"]
+together = None  # your answer
+
+# %%
+check(together, pool.num_pages - pool.num_free, "All share the first page. Each branch wrote into the second.")
+
+# %% [markdown]
+# With `dtype=torch.float8_e4m3fn` the pages hold e4m3, and a float32 scale for each token and head of K and of V.
+#
+# **Question 3.** How many bytes does a token take in one layer of this model, with 2 KV heads of 16 numbers?
+
+# %% tags=["question"]
+nbytes = None  # your answer
+
+# %%
+small = KVLabCache(model.config, num_pages=16, page_size=4, dtype=torch.float8_e4m3fn)
+with torch.no_grad():
+    copy.deepcopy(model).bfloat16()(ids[1:], cache=small)
+stored = small.pages.layers[0]
+check(
+    nbytes, (stored.blocks.nbytes + stored.scales.nbytes) // (16 * 4),
+    "K and V, 2 heads each, 16 bytes of e4m3 and 4 of the scale.",
+)
+
+# %% [markdown]
+# ## A server
+#
+# `examples/serve_smollm2.py` serves many requests over one pool: each step reads a piece of a waiting prompt and writes a token
+# of every running request. Prompts that begin alike share pages. Where the pool is full the youngest request gives its pages
+# back and is computed again later. Here 6 requests, 4 at a time, and a pool that is too small for them.
+
+# %%
+sys.path.insert(0, "../examples")
+server, requests = importlib.import_module("serve_smollm2").main(
+    ["--device=cpu", "--layers=1", "--vocabulary=256", "--requests=6", "--slots=4", "--new-tokens=12", "--pages=10"]
+)
+again = [request.number for request in requests if len(request.spans) > 1]
+print("computed anew:", again)
+
+# %% [markdown]
+# The outputs are those that transformers writes one by one; the server compared them itself. A pre-emption costs time, not
+# tokens: the beginning is read again, much of it from pages that others hold.
+
+# %%
+for request in requests:
+    line = np.full(60, " ")
+    for first, last in request.spans:
+        line[int(first / server.used[-1][0] * 59) : int(last / server.used[-1][0] * 59) + 1] = "-"
+    for time in request.times:
+        line[int(time / server.used[-1][0] * 59)] = "o"
+    print(f"request {request.number} |{''.join(line)}|")

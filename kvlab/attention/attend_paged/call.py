@@ -11,6 +11,7 @@ from kvlab.attention.call.operands import STARTS, TABLE, Operand, Sizes, check_h
 from kvlab.attention.call.planned import PlannedCall
 from kvlab.attention.call.ragged import PrefillCall, check_offsets, longest
 from kvlab.attention.features.intervals import keys_in_table
+from kvlab.attention.features.positions import refuse_places
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.machines import check_emulated
@@ -43,8 +44,7 @@ class AttendPaged(PlannedCall, PrefillCall):
 
     def check_arguments(self, sizes: Sizes) -> None:
         super().check_arguments(sizes)
-        padded = self.arguments.get("leftpad_k") is not None
-        require(not padded, "leftpad_k over a schedule", "left out: units follow from the lengths alone")
+        refuse_places(self.arguments, "over a schedule")
         require(not self.batch_invariant, "batch_invariant=True", "False: cuts of a sequence follow from all lengths")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
         check_pages(caches)

@@ -23,6 +23,7 @@ from kvlab.attention.call.options import Arch, Arithmetic, FeatureOptions
 from kvlab.attention.features.intervals import host, window_interval
 from kvlab.attention.features.leftpad import check_of_sequences, check_padding
 from kvlab.attention.features.masks import resolve_mask
+from kvlab.attention.features.positions import check_far, check_positions, positions_of_rows, positions_of_sequences
 from kvlab.attention.features.resolve import Features, in_base, kv_view, resolve_features
 from kvlab.common.arrays import drop_axis
 from kvlab.common.torch_here import is_torch
@@ -207,22 +208,26 @@ class Call(Generic[R]):
         if plan is not None:
             asked.pop("softcap", None)
             return plan.features.with_arrays(q, k, v, **asked)
-        leftpad = asked.pop("leftpad_k", None)
+        leftpad, positions = asked.pop("leftpad_k", None), asked.pop("q_positions", None)
         check_of_sequences("leftpad_k", leftpad, q, batch)
+        check_positions(positions, q)
+        positions = positions_of_rows(positions, q)
         interval = window_interval(self.is_causal(mask, window), window)
 
-        def without_padding() -> tuple[Any, Any]:
+        def places() -> tuple[Any, ...]:
             new, keys = lengths()
-            return new, keys if leftpad is None else np.maximum(keys - np.maximum(host(leftpad), 0), 0)
+            keys = keys if leftpad is None else np.maximum(keys - np.maximum(host(leftpad), 0), 0)
+            return (new, keys) if positions is None else (new, keys, positions_of_sequences(positions, new))
 
-        sight = resolve_mask(mask, interval, heads=int(q.shape[-2]), lengths=without_padding, like=q)
-        sight = sight if leftpad is None else replace(sight, leftpad=leftpad)
+        sight = resolve_mask(mask, interval, heads=int(q.shape[-2]), lengths=places, like=q)
+        sight = replace(sight, leftpad=leftpad, positions=positions)
         return resolve_features(q, k, v, mask=sight, batch=batch, **asked)
 
     def look(self, array: Any) -> None:
         """Check values, unless the caller says no or ``array`` is on a GPU, which would wait for it."""
         if looks_at_values(self.check, array):
             check_padding(self.arguments.get("leftpad_k"))
+            check_far(self.arguments.get("q_positions"))
             self.check_values()
 
     def check_memory(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from .alibi import slopes_stride
 from .bias import bias_numbers
+from .positions import positions_stride
 from .resolve import Features
 from .scales import scale_strides, sequence_stride
 
@@ -15,6 +16,7 @@ class FeatureArrays(NamedTuple):
 
     valid: Any = None
     leftpad: Any = None
+    positions: Any = None
     bias: Any = None
     sinks: Any = None
     slopes: Any = None
@@ -35,6 +37,7 @@ class FeatureNumbers(NamedTuple):
     arrays; None or 0 where there are none. Not nested: Triton 3.6 loses constants of tuples within tuples.
     """
 
+    positions_batch: int | None
     left: int
     right: int
     chunk: int | None
@@ -72,9 +75,9 @@ def feature_arrays(features: Features) -> FeatureArrays:
     """The arrays of ``features``."""
     mask, scales = features.mask, features.scales
     return FeatureArrays(
-        mask.valid, mask.leftpad, mask.bias, features.sinks, features.slopes, features.temperature, scales.q.heads,
-        scales.k.heads, scales.k.tokens, scales.v.heads, scales.v.tokens, scales.nope.heads, scales.nope.tokens,
-        scales.rope.heads, scales.rope.tokens,
+        mask.valid, mask.leftpad, mask.positions, mask.bias, features.sinks, features.slopes, features.temperature,
+        scales.q.heads, scales.k.heads, scales.k.tokens, scales.v.heads, scales.v.tokens, scales.nope.heads,
+        scales.nope.tokens, scales.rope.heads, scales.rope.tokens,
     )
 
 
@@ -83,7 +86,7 @@ def feature_numbers(features: Features, *, ragged: bool = False) -> FeatureNumbe
     mask, scales = features.mask, features.scales
     parts = scales.nope, scales.rope
     numbers: tuple[Any, ...] = (
-        mask.left, mask.right, mask.chunk or None, features.softcap or None,
+        positions_stride(mask.positions), mask.left, mask.right, mask.chunk or None, features.softcap or None,
         *(one.number if one.scaled else None for one in parts), *bias_numbers(mask.bias),
         slopes_stride(features.slopes), *(sequence_stride(one) for one in (scales.q, scales.k, scales.v, *parts)),
         scale_strides(scales.q).head,

@@ -14,14 +14,14 @@ Array = np.ndarray[Any, Any]
 
 
 def attention(
-    q: Array, k: Array, v: Array, *, scale: float, features: Features, sequence: int = 0, k_scale: Any = 1.0,
-    v_scale: Any = 1.0,
+    q: Array, k: Array, v: Array, *, scale: float, features: Features, sequence: int = 0, rows: slice | None = None,
+    k_scale: Any = 1.0, v_scale: Any = 1.0,
 ) -> tuple[Array, Array]:
     """q ``[S, Hq, D]``, k ``[n, Hkv, D]``, v ``[n, Hkv, Dv]``; out ``[S, Hq, Dv]`` and lse ``[S, Hq]``, float64.
 
-    Query i is at position ``i + n - S``. Scores are ``scale q (k k_scale)``, and what the features of ``sequence``
-    make of them. ``k_scale`` and ``v_scale`` are numbers, ``[Hkv]`` or ``[n, Hkv]``. A row without a key gives 0 and
-    -inf, or the sink's logit where there are sinks.
+    Query i is at position ``i + n - S``, or where ``features`` tell of its ``rows`` (None: from 0 on). Scores are
+    ``scale q (k k_scale)``, and what the features of ``sequence`` make of them. ``k_scale`` and ``v_scale`` are
+    numbers, ``[Hkv]`` or ``[n, Hkv]``. A row without a key gives 0 and -inf, or the sink's logit where there are sinks.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 5, 2, 16))
@@ -33,7 +33,7 @@ def attention(
     k, v = (x.astype(np.float64) * _rows(by, n, kv_heads) for x, by in ((k, k_scale), (v, v_scale)))
     k, v = (np.repeat(x, q_heads // kv_heads, axis=1) for x in (k, v))
     s = scale * np.einsum("ihd,nhd->hin", q.astype(np.float64), k)  # [Hq, S, n]
-    position, key = np.arange(S)[:, None] + n - S, np.arange(n)
+    key, position = np.arange(n), features.mask.position(sequence, n, rows or slice(0, S))[:, None]
     first, limit = features.mask.interval.bounds(position, n, sequence)
     s, visible = scores_exactly(s, features, sequence, position, key, (key >= first) & (key < limit))
     v = np.where(np.any(visible, axis=(0, 1)).reshape(n, 1, 1), v, 0)  # what no query sees may hold anything

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvlab.attention.tiles.masked import load
 from kvlab.common.arrays import to_numpy
 from kvlab.common.checks import is_integer, shown
 from kvlab.common.torch_here import is_torch
@@ -19,6 +20,8 @@ Array = np.ndarray[Any, Any]
 
 UNLIMITED = 1 << 30
 """A side of an interval without a bound."""
+FAR = 1 << 29
+"""The farthest position of a query, in either direction."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,22 @@ def padding(num_keys: Array, leftpad_array: Array | None, batch: Array) -> Array
     return pad
 
 
+def given_positions(
+    positions_array: Array | None, batch: Array, row: Array, exists: Array, position: Array, lowest: Array,
+    highest: Array,
+) -> tuple[Array, Array, Array]:
+    """(position, lowest, highest): of query rows ``row`` ``[P, BM]``, and of all of a program's that exist ``[P]``;
+    those of the arguments, or what ``positions_array`` ``[B or 1, rows]`` tells, any integers.
+    """
+    if positions_array is not None:
+        batch = batch[:, None] if len(positions_array) > 1 else np.zeros((1, 1), np.int64)  #- address
+        given = load(positions_array, (batch, row), mask=exists, other=0).astype(np.int64)
+        position = np.maximum(np.minimum(given, FAR), -FAR).astype(np.int32)
+        lowest = np.min(np.where(exists, position, np.int32(FAR)), 1)
+        highest = np.max(np.where(exists, position, np.int32(-FAR)), 1)
+    return position, lowest, highest
+
+
 def split_keys(
     seq_lens_array: Array | None, features: Any, batch: Array, token: Array, split: Array, problem: Any, config: Any
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -187,12 +206,15 @@ def split_keys(
         num_keys = key_count(seq_lens_array[batch], problem.max_keys)
     pad = padding(num_keys, mask.leftpad, batch)
     num_keys = num_keys - pad
-    position = num_keys[:, None] - problem.tokens + token
+    position, lowest, highest = given_positions(
+        mask.positions, batch, token, token < problem.tokens, num_keys[:, None] - problem.tokens + token,
+        num_keys - problem.tokens, num_keys - 1,
+    )
     end = visible_end(num_keys, mask.valid, batch)
     begin = np.zeros_like(num_keys)
     if mask.windowed:
-        begin, _ = key_range(num_keys - problem.tokens, end, mask.left, mask.right, mask.chunk)
-    _, stop = key_range(num_keys - 1, end, mask.left, mask.right, mask.chunk)
+        begin, _ = key_range(lowest, end, mask.left, mask.right, mask.chunk)
+    _, stop = key_range(highest, end, mask.left, mask.right, mask.chunk)
     stop = np.maximum(stop, begin)
     size = ceildiv(ceildiv(stop - begin, config.num_splits), config.BN) * config.BN
     lo = np.minimum(begin + split * size, stop)
@@ -233,6 +255,16 @@ def padding_kernel(num_keys, leftpad_ptr, batch):
     return pad
 
 
+def given_positions_kernel(positions_ptr, positions_batch, batch, row, exists, position, lowest, highest):
+    """(position, lowest, highest) of rows ``[BM]``, as of ``given_positions``."""
+    if positions_ptr is not None:
+        given = tl.load(positions_ptr + batch * positions_batch + row, mask=exists, other=0).to(tl.int64)
+        position = tl.maximum(tl.minimum(given, FAR), -FAR).to(tl.int32)
+        lowest = tl.min(tl.where(exists, position, FAR), 0)
+        highest = tl.max(tl.where(exists, position, -FAR), 0)
+    return position, lowest, highest
+
+
 def split_keys_kernel(seq_lens_ptr, features, mask, batch, token, split, problem, BN, BOUNDED):
     """(position, lo, hi, first, limit, pad) as of ``split_keys``. ``mask``: FeatureNumbers. ``problem``: DecodeSizes.
     """
@@ -241,12 +273,15 @@ def split_keys_kernel(seq_lens_ptr, features, mask, batch, token, split, problem
         num_keys = key_count_kernel(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
     pad = padding_kernel(num_keys, features.leftpad, batch)
     num_keys = num_keys - pad
-    position = num_keys - problem.tokens + token
+    position, lowest, highest = given_positions_kernel(
+        features.positions, mask.positions_batch, batch, token, token < problem.tokens,
+        num_keys - problem.tokens + token, num_keys - problem.tokens, num_keys - 1,
+    )
     end = visible_end_kernel(num_keys, features.valid, batch)
     begin = 0
     if BOUNDED:
-        begin, _ = key_range_kernel(num_keys - problem.tokens, end, mask.left, mask.right, mask.chunk)
-    _, stop = key_range_kernel(num_keys - 1, end, mask.left, mask.right, mask.chunk)
+        begin, _ = key_range_kernel(lowest, end, mask.left, mask.right, mask.chunk)
+    _, stop = key_range_kernel(highest, end, mask.left, mask.right, mask.chunk)
     stop = tl.maximum(stop, begin)
     size = tl.cdiv(tl.cdiv(stop - begin, problem.num_splits), BN) * BN
     lo = tl.minimum(begin + split * size, stop)

@@ -14,6 +14,7 @@ from kvlab.attention.tiles.pages import row_of_kernel as row_of
 from kvlab.attention.tiles.rows import packed_rows_kernel as packed_rows
 from kvlab.triton_support.twins import compiled
 
+from .intervals import given_positions_kernel as given_positions
 from .intervals import key_count_kernel as key_count
 from .intervals import key_range_kernel as key_range
 from .intervals import padding_kernel as padding
@@ -32,7 +33,7 @@ from .scores import row_terms_kernel as row_terms
 from .sinks import start_rows_kernel as start_rows
 
 globals().update(compiled(
-    triton.jit, tl, adjust, head_scale, hide, in_pages, in_slots, key_count, key_range, key_scales, log_sum,
-    nope_scales, packed_rows, padding, rope_scales, rotate, row_count, row_of, row_terms, scale_weights, split_keys,
-    start_rows, value_scales, visible_end, weigh,
+    triton.jit, tl, adjust, given_positions, head_scale, hide, in_pages, in_slots, key_count, key_range, key_scales,
+    log_sum, nope_scales, packed_rows, padding, rope_scales, rotate, row_count, row_of, row_terms, scale_weights,
+    split_keys, start_rows, value_scales, visible_end, weigh,
 ))

@@ -284,7 +284,8 @@ class OrMask(Mask):
 class MaskPlan:
     """Arguments of a kernel for a mask. A key is seen if it is in the interval (see :class:`Interval`) and, where there
     is a ``bias`` ``[B or 1, Hq or 1, S, keys]``, inside it with a value greater than MASK_VALUE. Positions and keys
-    count from the first valid key, before which a sequence has ``leftpad`` ``[B]``, integers; None: none.
+    count from the first valid key, before which a sequence has ``leftpad`` ``[B]``, integers; None: none. Query tokens
+    are at ``positions`` ``[B, S]`` or ``[1, total]``, integers; None: the last of their sequence.
     """
 
     left: int = UNLIMITED
@@ -293,6 +294,7 @@ class MaskPlan:
     valid: Any = None
     bias: Any = None
     leftpad: Any = None
+    positions: Any = None
 
     @classmethod
     def of(cls, interval: Interval, bias: Any = None) -> MaskPlan:
@@ -308,6 +310,13 @@ class MaskPlan:
         """Keys of a sequence of ``num_keys`` before its first valid one."""
         return 0 if self.leftpad is None else max(0, min(int(self.leftpad[sequence]), num_keys))
 
+    def position(self, sequence: int, num_keys: int, rows: slice) -> Array:
+        """Positions ``[S]`` of the query tokens ``rows`` of a sequence of ``num_keys`` valid keys."""
+        if self.positions is None:
+            return np.arange(rows.start, rows.stop) - rows.stop + num_keys
+        found: Array = self.positions[sequence if len(self.positions) > 1 else 0, rows].astype(np.int64)
+        return found
+
     @property
     def windowed(self) -> bool:
         """Tells whether rows see no keys before some first one (a left bound or chunks), where their tiles may start.
@@ -321,12 +330,13 @@ class MaskPlan:
 
 
 def resolve_mask(
-    mask: Any, interval: Interval, *, heads: int, lengths: Callable[[], tuple[Array, Array]], like: Any
+    mask: Any, interval: Interval, *, heads: int, lengths: Callable[[], tuple[Array, ...]], like: Any
 ) -> MaskPlan:
     """The plan of ``mask`` (None: no more than ``interval``) within ``interval``, those of the other arguments.
 
-    lengths : gives (new tokens, keys) ``[B]`` of each sequence in CPU memory; called only for a mask that is neither an
-    interval nor a MaterializedMask. like : an array of the library and on the device where the bias shall be.
+    lengths : gives (new tokens, keys) ``[B]`` of each sequence in CPU memory, and positions ``[B, S]`` where these are
+    given; called only for a mask that is neither an interval nor a MaterializedMask. like : an array of the library and
+    on the device where the bias shall be.
 
     >>> plan = resolve_mask(ChunkedMask(4), Interval(right=0), heads=1, lengths=lambda: None, like=np.zeros(1))
     >>> plan.right, plan.chunk, plan.bias
@@ -340,18 +350,18 @@ def resolve_mask(
     both = None if own is None else own & interval
     if both is not None:
         return MaskPlan.of(both)
-    bias = mask.bias() if isinstance(mask, MaterializedMask) else _materialise(mask, heads, *lengths(), like)
+    bias = mask.bias() if isinstance(mask, MaterializedMask) else _materialise(mask, heads, *lengths(), like=like)
     return MaskPlan.of(interval, bias)
 
 
-def _materialise(mask: Mask, heads: int, new: Array, keys: Array, like: Any) -> Any:
+def _materialise(mask: Mask, heads: int, new: Array, keys: Array, *positions: Array, like: Any) -> Any:
     """The values of a mask, ``[B or 1, Hq or 1, S, keys]``, in the library of ``like``."""
-    shift = (keys - new)[:, None, None, None].astype(np.int64)
-    if (shift == shift[:1]).all():
-        shift = shift[:1]
     S, n = int(new.max(initial=0)), int(keys.max(initial=0))
+    (q_pos,) = positions or (np.arange(S) + (keys - new)[:, None].astype(np.int64),)
+    if (q_pos == q_pos[:1]).all():
+        q_pos = q_pos[:1]
     where = np.arange(len(new))[:, None, None, None], np.arange(heads)[:, None, None]
-    values = mask.value(*where, np.arange(S)[:, None] + shift, np.arange(n))
+    values = mask.value(*where, q_pos[:, None, :, None], np.arange(n))
     try:
         found = np.asarray(() if values is None else values, np.float32)
         found = np.broadcast_to(found, (*(1,) * (4 - found.ndim), *found.shape))

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from kvlab.common.arrays import Array
 
-from . import alibi, leftpad, scales, sinks, softcap, temperature
+from . import alibi, leftpad, positions, scales, sinks, softcap, temperature
 from .masks import Mask
 
 
@@ -16,6 +16,7 @@ class LatentFeatureOptions(TypedDict, total=False):
     mask: Mask | None
     window: int | tuple[int | None, int | None] | None
     leftpad_k: Array | None
+    q_positions: Array | None
     softcap: float
     sinks: Array | None
     alibi_slopes: Array | None
@@ -32,6 +33,7 @@ class FeatureOptions(LatentFeatureOptions, total=False):
 
 DOCUMENTATION = {
     "leftpad_k": leftpad.DOCUMENTATION,
+    "q_positions": positions.DOCUMENTATION,
     "softcap": softcap.DOCUMENTATION,
     "sinks": sinks.DOCUMENTATION,
     "alibi_slopes": alibi.DOCUMENTATION,

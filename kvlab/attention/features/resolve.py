@@ -14,6 +14,7 @@ from kvlab.attention.features.alibi import resolve_slopes, slopes_by_sequence
 from kvlab.attention.features.bias import check_bias
 from kvlab.attention.features.leftpad import check_of_sequences
 from kvlab.attention.features.masks import MaskPlan
+from kvlab.attention.features.positions import positions_of_rows
 from kvlab.attention.features.scales import Scale, Scales, latent_scales, resolve_scales, scale_of
 from kvlab.attention.features.sinks import resolve_sinks
 from kvlab.attention.features.softcap import resolve_softcap
@@ -36,29 +37,34 @@ class Features:
     temperature: Any = None
     scales: Scales = field(default_factory=Scales)
 
-    def of_sequence(self, batch: int, where: Any, scale: float) -> dict[str, Any]:
-        """Keywords of :func:`.exact.attention` for one sequence whose K and V are at ``where``."""
+    def of_sequence(self, batch: int, where: Any, scale: float, rows: slice | None = None) -> dict[str, Any]:
+        """Keywords of :func:`.exact.attention` for one sequence whose K and V are at ``where``, its queries ``rows`` of
+        all (None: of its own).
+        """
         scales = self.scales
         return {
-            "scale": scale, "features": self, "sequence": batch,
+            "scale": scale, "features": self, "sequence": batch, "rows": rows,
             "k_scale": scales.q.at(None, batch) * scales.k.at(where, batch), "v_scale": scales.v.at(where, batch),
         }
 
     def with_arrays(
-        self, q: Any, k: Any, v: Any, *, leftpad_k: Any = None, sinks: Any = None, alibi_slopes: Any = None,
-        temperature: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+        self, q: Any, k: Any, v: Any, *, leftpad_k: Any = None, q_positions: Any = None, sinks: Any = None,
+        alibi_slopes: Any = None, temperature: Any = None, q_scale: Any = None, k_scale: Any = None,
+        v_scale: Any = None,
     ) -> Features:
         """The mask and softcap of a call with what else another call of its kind asks for, which needs no check."""
         heads, (of_k, of_v) = int(k.shape[-2]), (tuple(x.shape[:-1]) for x in (k, v))
         scales = Scales(
             scale_of(q_scale, q, heads, None), scale_of(k_scale, k, heads, of_k), scale_of(v_scale, v, heads, of_v)
         )
-        mask = self.mask if leftpad_k is None else replace(self.mask, leftpad=leftpad_k)
+        mask = self.mask
+        if leftpad_k is not None or q_positions is not None:
+            mask = replace(mask, leftpad=leftpad_k, positions=positions_of_rows(q_positions, q))
         return Features(mask, self.softcap, sinks, slopes_by_sequence(alibi_slopes), temperature, scales)
 
     def without_arrays(self) -> Features:
         """The mask and softcap alone, what ``with_arrays`` starts from."""
-        return Features(self.mask if self.mask.leftpad is None else replace(self.mask, leftpad=None), self.softcap)
+        return Features(replace(self.mask, leftpad=None, positions=None), self.softcap)
 
     def with_leading_axis(self) -> Features:
         """For K and V ``[total, Hkv, D]`` that launches take as ``[1, total, Hkv, D]``: scales of tokens likewise."""
@@ -79,7 +85,8 @@ class Features:
     def arrays(self) -> tuple[Any, ...]:
         """The arrays among the features."""
         found = (
-            self.mask.valid, self.mask.leftpad, self.mask.bias, self.sinks, self.slopes, self.temperature,
+            self.mask.valid, self.mask.leftpad, self.mask.positions, self.mask.bias, self.sinks, self.slopes,
+            self.temperature,
             *(scale.array for scale in vars(self.scales).values()),
         )
         return tuple(array for array in found if array is not None)

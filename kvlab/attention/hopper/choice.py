@@ -46,8 +46,9 @@ def decode_lacks(features: Features) -> str | None:
     ('softcap', None)
     """
     mask = features.mask
-    if mask.leftpad is not None:
-        return "leftpad_k"
+    for name, array in (("leftpad_k", mask.leftpad), ("q_positions", mask.positions)):
+        if array is not None:
+            return name
     if (mask.left, mask.right, mask.chunk) != (UNLIMITED, 0, 0) or mask.valid is not None or mask.bias is not None:
         return "a mask other than the causal one"
     for name, asked in (("softcap", features.softcap > 0), ("sinks", features.sinks is not None),

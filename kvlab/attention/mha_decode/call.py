@@ -12,6 +12,7 @@ from kvlab.attention.call.layers import kv_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_heads, check_result
 from kvlab.attention.call.planned import HOME, PlannedCall
 from kvlab.attention.features.intervals import host, keys_in_table
+from kvlab.attention.features.positions import refuse_places
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
@@ -57,8 +58,8 @@ class PagedDecode(PlannedCall):
         q, tokens, balanced = self.q, sizes.get("S", 1), self.over_schedule
         fixed = [name for name in ("num_splits", "batch_invariant") if balanced and getattr(self, name)]
         require(not fixed, f"{' and '.join(fixed)} with balanced=True", "left out: units follow from all lengths")
-        padded = balanced and self.arguments.get("leftpad_k") is not None
-        require(not padded, "leftpad_k with balanced=True", "left out: units follow from the lengths alone")
+        if balanced:
+            refuse_places(self.arguments, "with balanced=True")
         most = MAX_TOKENS_BALANCED if balanced else MAX_TOKENS
         require(1 <= tokens <= most, f"q has {tokens} new tokens a sequence", f"1 to {most}")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
@@ -119,7 +120,8 @@ class PagedDecode(PlannedCall):
         (q, cache, _, table, lens), mask = self.arrays, self.features.mask
         pad = 0 if mask.leftpad is None else host(mask.leftpad)
         lengths = host(lens).astype(np.int64) - pad
-        first, _ = mask.interval.bounds(lengths - q.shape[1], lengths, np.arange(len(lengths)))
+        lowest = lengths - q.shape[1] if mask.positions is None else host(mask.positions).min(1)
+        first, _ = mask.interval.bounds(lowest, lengths, np.arange(len(lengths)))
         check_lengths_and_pages(lens, table, cache.shape[0], cache.shape[1], first + pad)
         super().check_values()
 

@@ -31,7 +31,8 @@ def reference(
     for b in range(batch):
         pad = features.mask.padding(b, int(seq_lens[b]))
         key = np.arange(pad, int(seq_lens[b]))
-        seen = key - pad >= features.mask.interval.bounds(len(key) - tokens, len(key), b)[0]
+        lowest = features.mask.position(b, len(key), slice(0, tokens)).min()
+        seen = key - pad >= features.mask.interval.bounds(lowest, len(key), b)[0]
         at = np.where(seen, block_table[b, key // page_size], 0), key % page_size
         out[b], lse[b] = attention(q[b], k_cache[at], v_cache[at], **features.of_sequence(b, at, scale))
     return out, lse

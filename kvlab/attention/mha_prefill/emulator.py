@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import key_count, key_range, padding, visible_end
+from kvlab.attention.features.intervals import given_positions, key_count, key_range, padding, visible_end
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import P_SCALE, head_scale, key_scales, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
@@ -54,10 +54,12 @@ def attend(
     end = visible_end(num_keys, mask.valid, batch)
     is_row = token < num_q[:, None]
     position = token + num_keys[:, None] - num_q[:, None]
-    first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)  # [P, BM], keys that a row sees
-    rows = batch, head, token, is_row, first, limit
     top = tile * BM // config.pack + num_keys - num_q  # positions of the tile's rows
     bottom = np.minimum((tile * BM + BM - 1) // config.pack, num_q - 1) + num_keys - num_q
+    q_row = q_first[:, None] + token
+    position, top, bottom = given_positions(mask.positions, batch, q_row, is_row, position, top, bottom)
+    first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)  # [P, BM], keys that a row sees
+    rows = batch, head, token, is_row, first, limit
     lo, every = key_range(top, end, mask.left, mask.right, mask.chunk)
     if not mask.bounded:
         lo = lo // BN * BN  # it is 0
@@ -70,7 +72,6 @@ def attend(
     q_dtype = q_array.dtype
     dtype = float8_e4m3fn if problem.p_fp8 else bfloat16 if q_dtype == float8_e4m3fn else q_dtype
     cta = prefill_cta(arch, problem, config, q_dtype, dtype, k_rows, v_rows, batch, kv_head, traffic)  #- programs
-    q_row = q_first[:, None] + token
     q = cta.load_q(q_array, (batch[:, None], q_row, head), is_row)
     factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
     m, l = start_rows(features.sinks, head, True)

@@ -113,7 +113,8 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
             return f"dtype {array.dtype}"
     if mask.chunk or mask.valid is not None or mask.bias is not None or min(mask.left, mask.right) < 0:
         return "a mask other than causal and windows around the query"
-    for name, asked in (("leftpad_k", mask.leftpad), ("alibi_slopes", features.slopes)):
+    for name, asked in (("leftpad_k", mask.leftpad), ("q_positions", mask.positions),
+                        ("alibi_slopes", features.slopes)):
         if asked is not None:
             return name
     if "token" in features.scales.kinds:

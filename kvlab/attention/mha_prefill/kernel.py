@@ -12,6 +12,7 @@ from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.kernel import (
     adjust,
+    given_positions,
     head_scale,
     hide,
     key_count,
@@ -123,10 +124,14 @@ def attend(
     end = visible_end(num_keys, features.valid, batch)
     is_row = token < num_q
     position = token + num_keys - num_q
-    first, limit = key_range(position, end, numbers.left, numbers.right, numbers.chunk)  # [BM], keys that a row sees
-    rows = batch, head, token, is_row, first, limit
     top = tile * BM // problem.pack + num_keys - num_q  # positions of the tile's rows
     bottom = tl.minimum((tile * BM + BM - 1) // problem.pack, num_q - 1) + num_keys - num_q
+    q_row = q_first + token
+    position, top, bottom = given_positions(
+        features.positions, numbers.positions_batch, batch, q_row, is_row, position, top, bottom
+    )
+    first, limit = key_range(position, end, numbers.left, numbers.right, numbers.chunk)  # [BM], keys that a row sees
+    rows = batch, head, token, is_row, first, limit
     lo, every = key_range(top, end, numbers.left, numbers.right, numbers.chunk)
     if not C.BOUNDED:
         lo = lo // BN * BN  # it is 0; that it is a multiple of BN tells the compiler which keys share a page
@@ -138,7 +143,6 @@ def attend(
     bounds = lo, full, hi
     q_dtype: tl.constexpr = q_ptr.dtype.element_ty
     dtype: tl.constexpr = tl.float8e4nv if C.P_FP8 else tl.bfloat16 if q_dtype == tl.float8e4nv else q_dtype
-    q_row = q_first + token
     q = load_q(
         q_ptr, (batch * q_strides.batch + q_row * q_strides.token + head * q_strides.head) * C.UNIT,
         is_row, C.D, C.D0, C.D1,

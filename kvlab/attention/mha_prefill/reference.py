@@ -33,6 +33,6 @@ def reference(
         else:
             start, end = (0, k.shape[1]) if cu_k is None else (int(cu_k[b]), int(cu_k[b + 1]))
             at = (b if cu_k is None else 0), slice(start + features.mask.padding(b, end - start), end)
-        options = features.of_sequence(b, at, scale)
+        options = features.of_sequence(b, at, scale, None if cu_q is None else rows)
         out[row, rows], lse[row, rows] = attention(q[row, rows], k[at], v[at], **options)
     return out, lse

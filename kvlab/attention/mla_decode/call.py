@@ -85,7 +85,7 @@ class MLADecode(Call[Any]):
         """ValueError for lists of another shape than q's rows, and for features that ask where a key stands."""
         shape, rows = tuple(self.indices.shape), tuple(self.q.shape[:-2])
         require(shape[:-1] == rows and len(shape) > len(rows), f"indices has shape {shape}", f"{(*rows, 'topk')}")
-        for name in ("mask", "window", "leftpad_k", "alibi_slopes"):
+        for name in ("mask", "window", "leftpad_k", "q_positions", "alibi_slopes"):
             asked = self.arguments.get(name)
             require(asked is None, f"{name} is {shown(asked)} beside indices", "None: slots have no positions")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import key_count, key_range, padding, visible_end
+from kvlab.attention.features.intervals import given_positions, key_count, key_range, padding, visible_end
 from kvlab.attention.features.scales import Scale, head_scale, nope_scales, rope_scales, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
@@ -60,10 +60,12 @@ def attend(
     end = visible_end(np.minimum(base + num_keys, total), mask.valid, batch)
     is_row = token < num_q[:, None]
     position = token + total[:, None] - num_q[:, None]
-    first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)  # [P, BM], keys that a row sees
-    rows = batch, head, token, is_row, first, limit
     top = tile * BM + total - num_q  # positions of the tile's rows
     bottom = np.minimum(tile * BM + BM - 1, num_q - 1) + total - num_q
+    q_row = q_first[:, None] + token
+    position, top, bottom = given_positions(mask.positions, batch, q_row, is_row, position, top, bottom)
+    first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)  # [P, BM], keys that a row sees
+    rows = batch, head, token, is_row, first, limit
     top_first, top_limit = key_range(top, end, mask.left, mask.right, mask.chunk)
     _, bottom_limit = key_range(bottom, end, mask.left, mask.right, mask.chunk)
     lo = np.maximum(top_first - base, 0)
@@ -76,7 +78,6 @@ def attend(
     cta = MLAPrefillCTA(  #- programs
         arch, config, problem, q_array.dtype, k_rows, v_rows, rope_rows, batch, kv_head, traffic
     )
-    q_row = q_first[:, None] + token
     q, q_rope = cta.load_q(q_array, (q_row, head), is_row)
     cta.follow(k_first, base + pad, *bounds)  #- programs
     factor, slope = row_terms(scale_log2, features, batch, kv_head, head)

@@ -12,6 +12,7 @@ from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.kernel import (
     adjust,
+    given_positions,
     head_scale,
     hide,
     key_count,
@@ -114,10 +115,14 @@ def attend(
     end = visible_end(tl.minimum(base + num_keys, total), features.valid, batch)
     is_row = token < num_q
     position = token + total - num_q
-    first, limit = key_range(position, end, numbers.left, numbers.right, numbers.chunk)  # [BM], keys that a row sees
-    rows = batch, head, token, is_row, first, limit
     top = tile * BM + total - num_q  # positions of the tile's rows
     bottom = tl.minimum(tile * BM + BM - 1, num_q - 1) + total - num_q
+    q_row = q_first + token
+    position, top, bottom = given_positions(
+        features.positions, numbers.positions_batch, batch, q_row, is_row, position, top, bottom
+    )
+    first, limit = key_range(position, end, numbers.left, numbers.right, numbers.chunk)  # [BM], keys that a row sees
+    rows = batch, head, token, is_row, first, limit
     top_first, top_limit = key_range(top, end, numbers.left, numbers.right, numbers.chunk)
     _, bottom_limit = key_range(bottom, end, numbers.left, numbers.right, numbers.chunk)
     lo = tl.maximum(top_first - base, 0)
@@ -127,7 +132,6 @@ def attend(
         full = lo
     full = tl.where(base < 0, lo, full)  # K may hold more keys than the sequence has
     bounds = lo, full, hi
-    q_row = q_first + token
     q, q_rope = load_q(
         q_ptr, q_row * q_strides.token + head * q_strides.head, is_row, C.D, C.DR, C.BD, C.BR
     )  # [BM, BD], [BM, BR]

@@ -54,7 +54,7 @@ def reference(
         mask = _within(features.mask, b, heads, new, total, base, base + num)
         out[rows], lse[rows] = attention(
             q[rows].astype(np.float64) * by_query, whole[0, ..., : q.shape[2]], whole[1, ..., : v.shape[2]],
-            **replace(plain, mask=mask).of_sequence(b, None, scale),
+            **replace(plain, mask=mask).of_sequence(b, None, scale, rows),
         )
     return out, lse
 

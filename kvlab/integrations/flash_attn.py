@@ -10,13 +10,14 @@ that is not right ValueError; both name it. An input that requires grad is refus
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from kvlab.attention import Rope, kv_store_paged, mha_decode_paged, mha_prefill, mha_prefill_paged
 from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.masks import NullMask
 from kvlab.common.arrays import on_gpu
 from kvlab.common.checks import count, require
 
@@ -26,21 +27,60 @@ DECODED = 4
 """New tokens a sequence that a decode takes; more are a prefill."""
 NO_BACKWARD = "kvlab is for inference, and its forward pass gives the same bits each time"
 NO_DROPOUT = "kvlab drops no weights; scale and causal are given by name where version 3 has no dropout_p"
-OF_VERSION_3 = {
-    "qv": "no operation takes a second query",
-    "pack_gqa": "the query heads of a group are packed in any case",
-    "scheduler_metadata": "work is shared out on the GPU, see kvlab.attention.plan",
-}
+NO_SPLITS = "a prefill shares no keys between programs"
 SCALES = {"q_scale": "q_descale", "k_scale": "k_descale", "v_scale": "v_descale"}
+LACKING: dict[str, tuple[str, Any]] = {
+    "qv": ("no operation takes a second query", None),
+    "pack_gqa": ("the query heads of a group are packed in any case", None),
+    "sm_margin": ("a launch takes the whole GPU", 0),
+    "scheduler_metadata": ("work is shared out on the GPU, see kvlab.attention.plan", None),
+    "seqused_q": ("every row of q is computed", None),
+}
+"""Version 3's keywords that kvlab lacks: why, and the value that leaves each out."""
+
+
+class Version3Options(TypedDict, total=False):
+    """Keywords of version 3, in all three calls, and kvlab's ``backend``."""
+
+    qv: None
+    q_descale: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
+    attention_chunk: int
+    pack_gqa: None
+    sm_margin: int
+    backend: Any
+
+
+class DenseOptions(Version3Options, total=False):
+    """Keywords of ``flash_attn_func``."""
+
+    num_splits: int
+
+
+class RaggedOptions(DenseOptions, total=False):
+    """Keywords of ``flash_attn_varlen_func``."""
+
+    seqused_q: None
+    seqused_k: Tensor | None
+
+
+class CacheOptions(Version3Options, total=False):
+    """Keywords of ``flash_attn_with_kvcache``."""
+
+    page_table: Tensor | None
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k_new: Tensor | None
+    max_seqlen_q: int | None
+    rotary_seqlens: Tensor | None
+    scheduler_metadata: None
 
 
 @in_names(scale="softmax_scale", **SCALES)
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    deterministic: bool = False, return_attn_probs: bool = False, *, qv: None = None, q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None, v_descale: Tensor | None = None, attention_chunk: int = 0, num_splits: int = 1,
-    pack_gqa: None = None, sm_margin: int = 0, backend: Any = "auto",
+    deterministic: bool = False, return_attn_probs: bool = False, **version_3: Unpack[DenseOptions],
 ) -> Any:
     """Attention of q ``[B, S, Hq, D]`` to k ``[B, n, Hkv, D]`` and v ``[B, n, Hkv, Dv]``: out ``[B, S, Hq, Dv]``.
 
@@ -55,7 +95,8 @@ def flash_attn_func(
     return_attn_probs  return ``(out, lse, None)``: lse ``[B, Hq, S]``, float32, natural logarithm, +inf for a row
                    without a key, whose output is 0. Probabilities are not kept
 
-    NotImplementedError: dropout_p, deterministic (of a backward pass), qv, num_splits above 1, pack_gqa, sm_margin.
+    D and Dv that are no multiples of 8 are filled up with zeros, in copies. NotImplementedError: dropout_p,
+    deterministic (of a backward pass), qv, num_splits above 1, pack_gqa, sm_margin.
 
     >>> q, kv = torch.ones(1, 3, 4, 64), torch.ones(1, 2, 2, 64)
     >>> out, lse, _ = flash_attn_func(q, kv, kv, causal=True, return_attn_probs=True, backend="emulator")
@@ -64,14 +105,11 @@ def flash_attn_func(
     """
     lacks(NO_DROPOUT, 0, dropout_p=dropout_p)
     lacks(NO_BACKWARD, False, deterministic=deterministic)
-    _lacks_of_version_3(qv=qv, pack_gqa=pack_gqa)
-    lacks("a prefill shares no keys between programs", 0, 1, num_splits=num_splits)
-    lacks("a launch takes the whole GPU", 0, sm_margin=sm_margin)
+    _check_version_3(version_3, DenseOptions)
     checked_tensors(q=q, k=k, v=v, alibi_slopes=alibi_slopes)
-    scales = _scales((q, q_descale), (k, k_descale), (v, v_descale))
-    seen = sight(causal, window_of("window_size", window_size), count("attention_chunk", attention_chunk))
-    options = {"scale": softmax_scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "backend": backend}
-    out, lse = mha_prefill(q, k, v, return_lse=True, **seen, **scales, **options)
+    options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    options |= _scales(version_3, q, k, v)
+    out, lse = _with_whole_rows(mha_prefill, (q, k, v), options)
     return (out, _heads_first(lse), None) if return_attn_probs else out
 
 
@@ -80,10 +118,8 @@ def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
     max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None, *,
-    seqused_q: None = None, seqused_k: Tensor | None = None, qv: None = None, q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None, v_descale: Tensor | None = None, attention_chunk: int = 0, num_splits: int = 1,
-    pack_gqa: None = None, sm_margin: int = 0, backend: Any = "auto",
+    deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None,
+    **version_3: Unpack[RaggedOptions],
 ) -> Any:
     """Attention of sequences of any lengths one after the other: q ``[total, Hq, D]``, k and v ``[total_k, Hkv, ..]``,
     out ``[total, Hq, Dv]``.
@@ -105,30 +141,27 @@ def flash_attn_varlen_func(
     """
     lacks(NO_DROPOUT, 0, dropout_p=dropout_p)
     lacks(NO_BACKWARD, False, deterministic=deterministic)
-    _lacks_of_version_3(qv=qv, pack_gqa=pack_gqa)
-    lacks("a prefill shares no keys between programs", 0, 1, num_splits=num_splits)
-    lacks("a launch takes the whole GPU", 0, sm_margin=sm_margin)
-    lacks("every row of q is computed", seqused_q=seqused_q)
+    _check_version_3(version_3, RaggedOptions)
+    seqused_k = version_3.get("seqused_k")
     checked_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes,
                     block_table=block_table, seqused_k=seqused_k)
     count("max_seqlen_k", max_seqlen_k)
-    scales = _scales((q, q_descale), (k, k_descale), (v, v_descale))
-    seen = sight(causal, window_of("window_size", window_size), count("attention_chunk", attention_chunk))
-    options: dict[str, Any] = {"scale": softmax_scale, "softcap": softcap, "alibi_slopes": alibi_slopes,
-                               "max_seqlen_q": max_seqlen_q, "backend": backend, "return_lse": True}
+    options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    options |= {"max_seqlen_q": max_seqlen_q, **_scales(version_3, q, k, v)}
     if block_table is None:
-        for name in scales.keys() & {"k_scale", "v_scale"}:  # each token's has the same shape if there are B of them
-            if k.shape[0] == scales[name].shape[0]:
-                scales[name] = scales[name][rows_of_starts(cu_seqlens_k, int(k.shape[0]))[0]]
         lacks("keys of a sequence lie one after the other; pages with a block_table may be used in part",
               seqused_k=seqused_k)
-        starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        out, lse = mha_prefill(q, k, v, **starts, **seen, **scales, **options)
+        require(cu_seqlens_k is not None, "cu_seqlens_k is None", "[B + 1], without a block_table")
+        for name in options.keys() & {"k_scale", "v_scale"}:  # each token's has the same shape if there are B of them
+            if k.shape[0] == options[name].shape[0]:
+                options[name] = options[name][rows_of_starts(cu_seqlens_k, int(k.shape[0]))[0]]
+        options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        out, lse = _with_whole_rows(mha_prefill, (q, k, v), options)
     else:
         one = (cu_seqlens_k is None) != (seqused_k is None)
         require(one, "of cu_seqlens_k and seqused_k both or none is given", "one, the keys of each sequence")
         lens: Any = cu_seqlens_k.diff() if cu_seqlens_k is not None else seqused_k
-        out, lse = mha_prefill_paged(q, k, v, block_table, lens, cu_seqlens_q, **seen, **scales, **options)
+        out, lse = mha_prefill_paged(q, k, v, block_table, lens, cu_seqlens_q, **options)
     return (out, _heads_first(lse), None) if return_attn_probs else out
 
 
@@ -140,11 +173,7 @@ def flash_attn_with_kvcache(
     cache_batch_idx: Tensor | None = None, cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
     softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
-    return_softmax_lse: bool = False, *, qv: None = None, page_table: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None, cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: int | None = None,
-    rotary_seqlens: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None, attention_chunk: int = 0, scheduler_metadata: None = None, pack_gqa: None = None,
-    sm_margin: int = 0, backend: Any = "auto",
+    return_softmax_lse: bool = False, **version_3: Unpack[CacheOptions],
 ) -> Any:
     """Attention of the new tokens q ``[B, S, Hq, D]`` over a cache, to which k and v may be added in place before.
 
@@ -178,20 +207,17 @@ def flash_attn_with_kvcache(
         ...
     ValueError: cache_seqlens[0] is 32: must be 0 to 31, as a sequence of the cache holds 32 keys, 1 new among them
     """
-    _lacks_of_version_3(qv=qv, pack_gqa=pack_gqa, scheduler_metadata=scheduler_metadata)
-    lacks("a launch takes the whole GPU", 0, sm_margin=sm_margin)
+    _check_version_3(version_3, CacheOptions)
+    cu_seqlens_q, cu_seqlens_k_new = version_3.get("cu_seqlens_q"), version_3.get("cu_seqlens_k_new")
+    page_table, rotary_seqlens = version_3.get("page_table"), version_3.get("rotary_seqlens")
     checked_tensors(
         q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
         cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table, page_table=page_table,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
         alibi_slopes=alibi_slopes,
     )
-    window, chunk = window_of("window_size", window_size), count("attention_chunk", attention_chunk)
-    options: dict[str, Any] = {
-        "scale": softmax_scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "backend": backend,
-        "return_lse": True, "leftpad_k": cache_leftpad, **sight(causal, window, chunk),
-        **_scales((q, q_descale), (k_cache, k_descale), (v_cache, v_descale)),
-    }
+    options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    options |= {"leftpad_k": cache_leftpad, **_scales(version_3, q, k_cache, v_cache)}
     require(page_table is None or block_table is None, "block_table and page_table are given", "one of them")
     queries = _tokens_of("q", q, cu_seqlens_q, "cu_seqlens_q")
     batch = int(q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
@@ -218,8 +244,8 @@ def flash_attn_with_kvcache(
         if rotary_cos is not None:
             start = (lens if rotary_seqlens is None else rotary_seqlens).long()
             rope = Rope(rotary_cos, rotary_sin, rotary_interleaved, first=0)
-            moving = causal or chunk or window != (None, None)
-            positions = start[queries[0]] + (queries[1] if moving else 0)
+            still = isinstance(options["mask"], NullMask) and options["window"] == (None, None)
+            positions = start[queries[0]] + (0 if still else queries[1])
             store |= {"rope": rope, "positions": start[sequence] + number}
             _check_positions(rotary_cos, positions, store["positions"])
             q = rotated(q, rope, positions)
@@ -232,9 +258,9 @@ def flash_attn_with_kvcache(
         arguments: tuple[Any, ...] = (q, k_cache, v_cache, table, lens)
         options["num_splits"] = count("num_splits", num_splits) or None
     else:
-        lacks("a prefill shares no keys between programs", 0, 1, num_splits=num_splits)
+        lacks(NO_SPLITS, 0, 1, num_splits=num_splits)
         operation = mha_prefill_paged
-        rows, starts, options["max_seqlen_q"] = q, cu_seqlens_q, max_seqlen_q
+        rows, starts, options["max_seqlen_q"] = q, cu_seqlens_q, version_3.get("max_seqlen_q")
         if starts is None:
             options["max_seqlen_q"] = int(q.shape[1])
             starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * q.shape[1]
@@ -271,10 +297,36 @@ def rotated(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     return torch.cat((turned.to(x.dtype), rest), -1)
 
 
-def _lacks_of_version_3(**given: Any) -> None:
-    """NotImplementedError for arguments of version 3 that have to be None."""
+def _check_version_3(given: Any, kind: type) -> None:
+    """TypeError for keywords that are none of a call, NotImplementedError for what kvlab lacks."""
+    known = kind.__annotations__
     for name, value in given.items():
-        lacks(OF_VERSION_3[name], **{name: value})
+        if name not in known:
+            raise TypeError(f"unexpected keyword argument {name!r}: must be one of {', '.join(known)}")
+        if name in LACKING:
+            why, neutral = LACKING[name]
+            lacks(why, neutral, **{name: value})
+    lacks(NO_SPLITS, 0, 1, num_splits=given.get("num_splits", 1))
+
+
+def _scores(
+    given: Any, scale: float | None, causal: Any, window_size: Any, softcap: float, alibi_slopes: Tensor | None
+) -> dict[str, Any]:
+    """Keywords of an operation that tell how scores are made and where it runs."""
+    chunk = count("attention_chunk", given.get("attention_chunk", 0))
+    return {"scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "return_lse": True,
+            "backend": given.get("backend", "auto"), **sight(causal, window_of("window_size", window_size), chunk)}
+
+
+def _with_whole_rows(operation: Any, arrays: tuple[Tensor, ...], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """A call over q, k and v whose columns, where they are no multiple of 8, are filled up with zeros."""
+    q, columns = arrays[0], int(arrays[2].shape[-1])
+    short = [max(16 - x.shape[-1], -x.shape[-1] % 8) for x in arrays]
+    if max(short) > 0:
+        arrays = tuple(torch.nn.functional.pad(x, (0, max(n, 0))) for x, n in zip(arrays, short, strict=True))
+        options["scale"] = q.shape[-1] ** -0.5 if options["scale"] is None else options["scale"]
+    out, lse = operation(*arrays, **options)
+    return out[..., :columns], lse
 
 
 def _heads_first(lse: Tensor) -> Tensor:
@@ -282,10 +334,11 @@ def _heads_first(lse: Tensor) -> Tensor:
     return lse.masked_fill(lse == -math.inf, math.inf).transpose(-1, -2).contiguous()
 
 
-def _scales(*pairs: tuple[Tensor, Tensor | None]) -> dict[str, Tensor]:
-    """The keywords of the scales that are given, of q, k and v. ValueError for one of what is not fp8."""
+def _scales(given: Any, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """The keywords of the scales that are given. ValueError for one of what is not fp8."""
     found = {}
-    for name, (array, scale) in zip("qkv", pairs, strict=True):
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        scale = given.get(f"{name}_descale")
         if scale is not None:
             checked_tensors(**{f"{name}_descale": scale})
             require(is_fp8(array), f"{name}_descale is given, {name} is of {array.dtype}", "None but for float8_e4m3fn")

@@ -10,7 +10,7 @@ ValueError. Nothing waits for the GPU.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -41,6 +41,19 @@ LACKING = {
     "k_scale_cache": "kvlab.attention.mha_decode_paged takes scales of tokens",
     "v_scale_cache": "kvlab.attention.mha_decode_paged takes scales of tokens",
 }
+"""Keyword -> why kvlab lacks it."""
+
+
+class UnifiedOptions(TypedDict, total=False):
+    """Keywords of ``unified_attention``: vLLM's, and the last three, kvlab's own. Those of ``LACKING`` besides."""
+
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
+    kv_cache_dtype: str
+    kv_layout: Any
+    backend: Any
+
+
 STORED = {"k": "key", "v": "value", "k_cache": "key_cache", "v_cache": "value_cache"}
 
 
@@ -112,9 +125,8 @@ def concat_and_cache_mla(
 def unified_attention(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, seqused_k: Tensor,
     max_seqlen_k: int, softmax_scale: float | None, causal: bool, window_size: Any, block_table: Tensor,
-    softcap: float | None, q_descale: Tensor | None, k_descale: Any, v_descale: Any, *,
-    alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, kv_cache_dtype: str = "auto",
-    kv_layout: Any = "NHD", backend: Any = "auto", **others: Any,
+    softcap: float | None, q_descale: Tensor | None, k_descale: Any, v_descale: Any,
+    **more: Unpack[UnifiedOptions],
 ) -> None:
     """Attention of the new tokens q ``[total, Hq, D]`` of a batch, decodes and prefills, over a cache that holds them:
     into ``out`` ``[total, Hq, Dv]``.
@@ -138,16 +150,18 @@ def unified_attention(
     >>> out.unique().tolist()
     [1.0]
     """
-    for name, value in others.items():
-        if name not in SCRATCH:
-            if name not in LACKING:
-                raise TypeError(f"unexpected keyword argument {name!r}: must be one of {', '.join(sorted(LACKING))}")
+    for name, value in more.items():
+        if name in LACKING:
             lacks(LACKING[name], None, False, **{name: value})
+        elif name not in SCRATCH and name not in UnifiedOptions.__annotations__:
+            known = ", ".join((*UnifiedOptions.__annotations__, *LACKING))
+            raise TypeError(f"unexpected keyword argument {name!r}: must be one of {known}")
+    alibi_slopes, sinks = more.get("alibi_slopes"), more.get("sinks")
     checked_tensors(q=q, k=k, v=v, out=out, cu_seqlens_q=cu_seqlens_q, seqused_k=seqused_k, block_table=block_table,
                     alibi_slopes=alibi_slopes, sinks=sinks)
     count("max_seqlen_k", max_seqlen_k)
     most = count("max_seqlen_q", max_seqlen_q)
-    k, v = (_viewed(name, cache, kv_cache_dtype) for name, cache in (("k", k), ("v", v)))
+    k, v = (_viewed(name, cache, more.get("kv_cache_dtype", "auto")) for name, cache in (("k", k), ("v", v)))
     if k.dtype == torch.float8_e5m2:
         raise NotImplementedError(f"k is of {k.dtype}: must be float8_e4m3fn to be attended to; e5m2 can be stored")
     scales = {name: _given(scale) for name, array, scale in (
@@ -155,7 +169,8 @@ def unified_attention(
         if is_fp8(array) and scale is not None}
     options: dict[str, Any] = {
         "scale": softmax_scale, "softcap": softcap or 0.0, "alibi_slopes": alibi_slopes, "sinks": sinks, "out": out,
-        "kv_layout": kv_layout, "backend": backend, **sight(causal, window_of("window_size", window_size)), **scales,
+        "kv_layout": more.get("kv_layout", "NHD"), "backend": more.get("backend", "auto"), **scales,
+        **sight(causal, window_of("window_size", window_size)),
     }
     batch = int(seqused_k.shape[0])
     if most == 1 and q.shape[0] == batch:

@@ -20,16 +20,17 @@ OTHERS = {"softmax_lse", "query_start_loc", "paged_kv_last_page_len"}
 def names_of(home: Any) -> set[str]:
     """Public callables of an adapter, and their parameters, those of methods and of typed keywords among them."""
     found: set[str] = set()
-    for name, thing in vars(home).items():
+    for name, thing in (vars(home) | vars(getattr(home, "scores", home))).items():
         if name.startswith("_") or not callable(thing) or not thing.__module__.startswith(home.__name__):
+            continue
+        if hasattr(thing, "__total__"):
+            found |= set(thing.__annotations__)
             continue
         found.add(name)
         methods = [m for n, m in inspect.getmembers(thing, callable) if n in ("__init__", "plan", "run")]
         found |= {p for f in (methods if inspect.isclass(thing) else [thing]) for p in inspect.signature(f).parameters}
         found |= {n for n, m in inspect.getmembers(thing, callable) if inspect.isclass(thing) and n in ("plan", "run")}
-    if home is flashinfer:
-        found |= set(flashinfer.scores.PlanOptions.__annotations__) | set(flashinfer.scores.LACKING)
-    return found | set(getattr(home, "LACKING", ()))
+    return found | set(getattr(home, "LACKING", ())) | set(getattr(getattr(home, "scores", None), "LACKING", ()))
 
 
 @pytest.mark.parametrize("library", HOMES)

@@ -214,6 +214,20 @@ def test_descales() -> None:
     assert not ragged[ends:].any()
 
 
+@pytest.mark.parametrize(("D", "Dv"), [(59, 59), (40, 111), (12, 8)])
+def test_columns_of_any_number(D: int, Dv: int) -> None:
+    q, k, v = randn(2, 3, 4, D), randn(2, 5, 2, D), randn(2, 5, 2, Dv, tag=1)
+    out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True, backend="emulator")
+    starts, starts_k = torch.tensor([0, 3, 6]), torch.tensor([0, 5, 10])
+    ragged = flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), starts, starts_k, 3, 5, causal=True,
+                                    backend="emulator")
+    for b in range(2):
+        expected, expected_lse = exact(q[b], k[b], v[b], causal=True)
+        close(out[b], expected, torch.float32)
+        close(lse[b].T, expected_lse, torch.float32)
+        close(ragged[3 * b : 3 * b + 3], expected, torch.float32)
+
+
 def test_ragged_queries_over_pages() -> None:
     q, caches = randn(5, 4, 32), [randn(6, 8, 2, 32, tag=i) for i in (1, 2)]
     table, starts = torch.tensor([[5, 2], [0, 3]]), torch.tensor([0, 2, 5])
@@ -288,6 +302,11 @@ def test_bad_arguments_are_named(message: str) -> None:
     with pytest.raises(ValueError) as raised:
         call(*WRONG[message])
     assert str(raised.value).startswith(message)
+
+
+def test_unknown_keywords_are_no_options() -> None:
+    with pytest.raises(TypeError, match="windw_size"):
+        flash_attn_func(Q, KV, KV, windw_size=(1, 1))  # type: ignore[call-arg]
 
 
 def test_nothing_is_written_by_a_call_that_is_refused() -> None:

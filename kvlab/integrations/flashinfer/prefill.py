@@ -16,6 +16,7 @@ from kvlab.integrations.adapting import checked_tensors, in_names, lacks, sight
 from .pages import PageLists, checked_layout, halves
 from .scores import (
     PlanOptions,
+    PrefillOptions,
     Scores,
     check_planned,
     checked_heads,
@@ -29,6 +30,7 @@ from .scores import (
 MORE = ("use_fp16_qk_reduction", "fixed_split_size", "prefix_len_ptr", "token_pos_in_items_ptr",
         "token_pos_in_items_len", "max_item_len_ptr")
 RUN = ("enable_pdl", "kv_cache_sf", "skip_softmax_threshold_scale_factor", "use_fp16_softmax", "uses_spcompress")
+PLAN = PlanOptions.__annotations__
 NAMES = {"scale": "sm_scale", "softcap": "logits_soft_cap", "cu_seqlens_q": "qo_indptr"}
 PAGED = NAMES | {"k_cache": "paged_kv_cache", "v_cache": "paged_kv_cache", "seq_lens": "paged_kv_last_page_len",
                  "block_table": "paged_kv_indices", "indptr": "paged_kv_indptr", "indices": "paged_kv_indices",
@@ -43,22 +45,32 @@ class _Prefill:
         self.device = None if workspace is None else workspace.device
         self.graph = flag("use_cuda_graph", use_cuda_graph)
 
-    def hold(
-        self, starts: Tensor, heads: tuple[int, int, int], longest: int | None, scores: Scores,
-        masks: tuple[Tensor | None, Tensor | None], causal: bool,
-    ) -> None:
-        """Take where sequences start in q, what calls have in common, and that a mask of one's own comes later."""
-        checked_tensors(qo_indptr=starts, custom_mask=masks[0], packed_custom_mask=masks[1])
+    def hold(self, starts: Tensor, heads: tuple[int, int, int], options: Any, more: tuple[str, ...]) -> None:
+        """Take where sequences start in q, and what calls have in common. ``more``: names of ``LACKING`` that the
+        caller's signature has.
+        """
+        taken = {n: v for n, v in options.items() if n not in PrefillOptions.__annotations__ or n in PLAN}
+        self.masks = options.get("custom_mask"), options.get("packed_custom_mask")
+        masked = any(mask is not None for mask in self.masks)
+        checked_tensors(qo_indptr=starts, custom_mask=self.masks[0], packed_custom_mask=self.masks[1])
         checked_heads(num_qo_heads=heads[0], head_dim_qk=heads[1], num_kv_heads=heads[2])
+        flag("disable_split_kv", options.get("disable_split_kv", False))  # no prefill splits
+        self.heads, self.causal = heads, flag("causal", options.get("causal", False))
+        self.scores = Scores.of({"q_data_type": "float16", **taken}, causal=self.causal and not masked, more=more)
+        self.value_dim = heads[1] if options.get("head_dim_vo") is None else options["head_dim_vo"]
+        longest = options.get("max_token_per_sequence")
         if longest is None and not on_gpu(starts) and not self.graph:
             longest = int(starts.long().diff().max()) if starts.shape[0] > 1 else 0
         self.longest = None if longest is None else count("max_token_per_sequence", longest)
-        self.heads, self.scores, self.causal = heads, scores, flag("causal", causal)
         self.starts = self.kept("starts", starts.to(self.device or starts.device, non_blocking=True))
-        self.mask: Mask | None = None
-        if self.graph and any(mask is not None for mask in masks):
+        if masked and self.graph:
             lacks("a mask is laid out by the lengths of its plan; without a graph it may be given", False,
                   use_cuda_graph=True)
+
+    def lay_out(self, keys: Tensor) -> None:
+        """Lay out the mask of one's own, where there is one, over sequences of so many ``keys``."""
+        masked = any(mask is not None for mask in self.masks)
+        self.mask: Mask | None = mask_of(*self.masks, self.starts, keys) if masked else None
 
     def kept(self, name: str, new: Tensor) -> Tensor:
         """``new``, where that of the first plan lies if a CUDA graph may have captured it."""
@@ -117,10 +129,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
     @in_names(**PAGED)
     def plan(
         self, qo_indptr: Tensor, paged_kv_indptr: Tensor, paged_kv_indices: Tensor, paged_kv_last_page_len: Tensor,
-        num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, head_dim_vo: int | None = None,
-        custom_mask: Tensor | None = None, packed_custom_mask: Tensor | None = None, causal: bool = False, *,
-        max_token_per_sequence: int | None = None, max_sequence_kv: int | None = None,
-        disable_split_kv: bool = False, **options: Unpack[PlanOptions],
+        num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, **options: Unpack[PrefillOptions],
     ) -> None:
         """Take the page lists of a step, and what its calls have in common; waits for no GPU but for a custom mask.
 
@@ -133,18 +142,16 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
         max_token_per_sequence, max_sequence_kv  most new tokens and keys of a sequence: smaller grids and tables where
                       the lists are on a GPU
 
+        head_dim_vo   columns of V, head_dim_qk if None
+
         The rest: as for the decode wrapper. NotImplementedError, besides: use_fp16_qk_reduction, prefix_len_ptr,
         token_pos_in_items_ptr, max_item_len_ptr, custom masks with use_cuda_graph.
         """
-        flag("disable_split_kv", disable_split_kv)  # no prefill splits
-        any_mask = custom_mask is not None or packed_custom_mask is not None
-        scores = Scores.of({"q_data_type": "float16", **options}, causal=causal and not any_mask, more=MORE)
-        self.page_size, self.value_dim = page_size, head_dim_qk if head_dim_vo is None else head_dim_vo
-        heads = num_qo_heads, head_dim_qk, num_kv_heads
-        self.hold(qo_indptr, heads, max_token_per_sequence, scores, (custom_mask, packed_custom_mask), causal)
-        self.lists.hold(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size, max_sequence_kv)
-        if any_mask:
-            self.mask = mask_of(custom_mask, packed_custom_mask, self.starts, self.lists.lens)
+        self.page_size = page_size
+        self.hold(qo_indptr, (num_qo_heads, head_dim_qk, num_kv_heads), options, MORE)
+        lists = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+        self.lists.hold(*lists, page_size, options.get("max_sequence_kv"))
+        self.lay_out(self.lists.lens)
 
     begin_forward = plan
 
@@ -203,24 +210,15 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
     @in_names(**NAMES, cu_seqlens_k="kv_indptr")
     def plan(
         self, qo_indptr: Tensor, kv_indptr: Tensor, num_qo_heads: int, num_kv_heads: int, head_dim_qk: int,
-        head_dim_vo: int | None = None, custom_mask: Tensor | None = None, packed_custom_mask: Tensor | None = None,
-        causal: bool = False, *, max_token_per_sequence: int | None = None, disable_split_kv: bool = False,
-        **options: Unpack[PlanOptions],
+        **options: Unpack[PrefillOptions],
     ) -> None:
         """Take where sequences start in q (``qo_indptr``) and in k and v (``kv_indptr``), integers ``[B + 1]``, and
         what calls have in common. The rest: as for the paged wrapper.
         """
-        flag("disable_split_kv", disable_split_kv)
-        any_mask = custom_mask is not None or packed_custom_mask is not None
-        scores = Scores.of({"q_data_type": "float16", **options}, causal=causal and not any_mask,
-                           more=(*MORE, "v_indptr", "o_indptr"))
-        self.value_dim = head_dim_qk if head_dim_vo is None else head_dim_vo
-        heads = num_qo_heads, head_dim_qk, num_kv_heads
-        self.hold(qo_indptr, heads, max_token_per_sequence, scores, (custom_mask, packed_custom_mask), causal)
+        self.hold(qo_indptr, (num_qo_heads, head_dim_qk, num_kv_heads), options, (*MORE, "v_indptr", "o_indptr"))
         checked_tensors(kv_indptr=kv_indptr)
         self.key_starts = self.kept("key_starts", kv_indptr.to(self.starts.device, non_blocking=True))
-        if any_mask:
-            self.mask = mask_of(custom_mask, packed_custom_mask, self.starts, self.key_starts.diff())
+        self.lay_out(self.key_starts.diff())
 
     begin_forward = plan
 
@@ -249,9 +247,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
 @in_names(scale="sm_scale", softcap="logits_soft_cap", q_scale="scale_q")
 def single_prefill_with_kv_cache(
     q: Tensor, k: Tensor, v: Tensor, *, scale_q: Tensor | None = None, scale_k: Tensor | None = None,
-    scale_v: Tensor | None = None, o_dtype: Any = None, custom_mask: Tensor | None = None,
-    packed_custom_mask: Tensor | None = None, causal: bool = False, kv_layout: str = "NHD", k_scale: Any = None,
-    v_scale: Any = None, return_lse: bool = False, backend: Any = "auto", **options: Any,
+    scale_v: Tensor | None = None, o_dtype: Any = None, kv_layout: str = "NHD", k_scale: Any = None,
+    v_scale: Any = None, return_lse: bool = False, backend: Any = "auto", **options: Unpack[PrefillOptions],
 ) -> Any:
     """Attention of q ``[S, Hq, D]`` to k ``[n, Hkv, D]`` and v ``[n, Hkv, Dv]`` (HND: heads first): out
     ``[S, Hq, Dv]``, or ``(out, lse)`` with lse ``[S, Hq]``.
@@ -267,7 +264,7 @@ def single_prefill_with_kv_cache(
     >>> lse[:, 0].exp2().round(decimals=3).tolist()
     [4.0, 5.0]
     """
-    checked_tensors(q=q, k=k, v=v, custom_mask=custom_mask)
+    checked_tensors(q=q, k=k, v=v, custom_mask=options.get("custom_mask"))
     for name, array in (("q", q), ("k", k), ("v", v)):
         require(array.ndim == 3, f"{name} has shape {tuple(array.shape)}", "of three axes, tokens, heads and columns")
     if checked_layout(kv_layout) == "HND":
@@ -279,11 +276,10 @@ def single_prefill_with_kv_cache(
     wrapper = BatchPrefillWithRaggedKVCacheWrapper(None, backend=backend)
     ends, ends_k = (torch.tensor([0, int(x.shape[0])], dtype=torch.int32) for x in (q, k))
     wrapper.device = q.device
-    mask = None if custom_mask is None else custom_mask.flatten()
-    (_, heads, D), kv_heads = q.shape, int(k.shape[1])
-    dtypes: Any = {"q_data_type": q.dtype, "kv_data_type": k.dtype, "o_data_type": o_dtype}
-    wrapper.plan(ends, ends_k, int(heads), kv_heads, int(D), int(v.shape[2]), mask, packed_custom_mask, causal,
-                 **dtypes, **options)
+    mask, (_, heads, D), kv_heads = options.get("custom_mask"), q.shape, int(k.shape[1])
+    given: Any = {**options, "head_dim_vo": int(v.shape[2]), "custom_mask": None if mask is None else mask.flatten(),
+                  "q_data_type": q.dtype, "kv_data_type": k.dtype, "o_data_type": o_dtype}
+    wrapper.plan(ends, ends_k, int(heads), kv_heads, int(D), **given)
     return wrapper.run(q, k, v, q_scale=scale_q, k_scale=k_scale if scale_k is None else scale_k,
                        v_scale=v_scale if scale_v is None else scale_v, return_lse=return_lse)
 

@@ -55,6 +55,18 @@ class PlanOptions(TypedDict, total=False):
     non_blocking: bool
 
 
+class PrefillOptions(PlanOptions, total=False):
+    """Keywords of the plans of prefills."""
+
+    head_dim_vo: int | None
+    custom_mask: Tensor | None
+    packed_custom_mask: Tensor | None
+    causal: bool
+    max_token_per_sequence: int | None
+    max_sequence_kv: int | None
+    disable_split_kv: bool
+
+
 def lacking(known: tuple[str, ...], given: dict[str, Any]) -> None:
     """NotImplementedError for a keyword that kvlab lacks, unless its value leaves it out; TypeError for others than
     those ``known``.

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
 from kvlab.cache import OutOfPages
-from kvlab.integrations.transformers import KVLabCache, register
+from kvlab.integrations.transformers import KVLabCache, attention, mask_of, register
 
 BASE = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -192,6 +193,41 @@ def test_what_does_not_fit_changes_nothing(llama: Any) -> None:
     assert ([cache.pages.pool.length(s) for s in cache.sequences], cache.get_seq_length()) == ([6, 6, 6], 6)
     cache.crop(-3)
     assert (cache.pages.pool.num_free, cache.get_seq_length()) == (4, 3)
+
+
+def test_rows_with_padding_are_cropped_and_chosen(llama: Any) -> None:
+    """Columns of padding among those that go take no token with them; a chosen row keeps its own."""
+    exact = llama_logits(llama, IDS, MASK)
+    cache = paged(llama)
+    llama(IDS, attention_mask=MASK, position_ids=POSITIONS, cache=cache)
+    cache.crop(-6)  # row 0 has padding to column 3
+    assert [cache.pages.pool.length(s) for s in cache.sequences] == [0, 2, 3]
+    cache.batch_select_indices(torch.tensor([2, 0, 2]))
+    order = [2, 0, 2]
+    part = {"attention_mask": MASK[order], "position_ids": POSITIONS[order, 3:], "cache": cache}
+    logits, seen = llama(IDS[order, 3:], **part).logits, MASK[order, 3:].bool()
+    assert torch.allclose(logits[seen], exact[order, 3:][seen], atol=2e-5)
+
+
+def llama_logits(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    model.set_attn_implementation("eager")
+    return model(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(0)).logits
+
+
+def test_the_window_of_a_mask_holds_where_the_layer_names_none() -> None:
+    """Rests on softmax in torch. A gap among the tokens is refused: a window counts tokens there and columns here."""
+    q, k, v = torch.randn(3, 1, 2, 6, 16, generator=torch.Generator().manual_seed(3))
+    window = {"mask_function": sliding_window_causal_mask_function(3), "local_size": 3}
+    seen = mask_of(1, 6, 6, **window)
+    got, _ = attention(torch.nn.Module(), q, k, v, seen, scaling=0.5, backend="emulator")
+    scores = (0.5 * q @ k.transpose(2, 3)).masked_fill(~torch.ones(6, 6).tril().triu(-2).bool(), -torch.inf)
+    assert torch.allclose(got, (scores.softmax(-1) @ v).transpose(1, 2), atol=1e-5)
+    with pytest.raises(ValueError, match="sliding_window is 4: must be 3, as the mask has it"):
+        attention(torch.nn.Module(), q, k, v, seen, sliding_window=4)
+    with pytest.raises(ValueError, match="attention_mask of a layer with a window has a gap: must be one run"):
+        mask_of(1, 6, 6, attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1]]), **window)
+    with pytest.raises(NotImplementedError, match="the mask of attn_implementation='kvlab': must be causal, with"):
+        mask_of(1, 6, 6, mask_function=chunked_causal_mask_function(3, torch.zeros(1)), local_size=3)
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {

@@ -28,8 +28,8 @@ Array = np.ndarray[Any, Any]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 NAME = "kvlab"
 """The ``attn_implementation`` that reads the pages."""
-DECODE_TOKENS = 4
-"""Most new tokens of a sequence that the decode operations take."""
+DECODE_TOKENS, ABSORBED_TOKENS = 4, 16
+"""Most new tokens of a sequence that decode takes: ``mha_decode_paged``, ``mla_decode_paged``."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,9 @@ class CacheStep:
     starts: torch.Tensor
     columns: torch.Tensor | None
 
-    @property
-    def decodes(self) -> bool:
-        """All columns exist, and are few."""
-        return self.columns is None and self.tokens <= DECODE_TOKENS
+    def decodes(self, most: int) -> bool:
+        """All columns exist, and are no more than ``most``."""
+        return self.columns is None and self.tokens <= most
 
     def rows(self, states: torch.Tensor) -> torch.Tensor:
         """``[T, H, D]`` of the tokens that exist, of states ``[B, H, tokens, D]``."""
@@ -507,7 +506,7 @@ class KVLabCache(Cache):
         ``pending`` is stored, by ``step``. Queries of padding get 0. ``options`` are those of ``mha_decode_paged``."""
         blocks, scales = self._pages_of(pending)
         k, v, options = blocks[:, 0, 0], blocks[:, 1, 0], {**options, **scales}
-        if step.decodes and causal:
+        if step.decodes(DECODE_TOKENS) and causal:
             return mha_decode_paged(query.transpose(1, 2), k, v, step.table, step.lengths, **options)
         options |= {"causal": causal, "max_seqlen_q": step.longest}
         rows = mha_prefill_paged(step.rows(query), k, v, step.table, step.lengths, step.starts, **options)
@@ -520,7 +519,7 @@ class KVLabCache(Cache):
         ``module.expand_kv`` makes of the latent rows of all keys."""
         rank, rope = pending.keys.shape[3], pending.values.shape[3]
         pages, nope = self._pages_of(pending)[0][:, 0, 0, :, 0], query.shape[3] - rope
-        if step.decodes:
+        if step.decodes(ABSORBED_TOKENS):
             weight = module.kv_b_proj.weight.unflatten(0, (query.shape[1], -1))
             absorbed = torch.einsum("bhsd,hdl->bshl", query[..., :nope], weight[:, :nope])
             q = torch.cat([absorbed, query[..., nope:].transpose(1, 2)], -1)

@@ -10,6 +10,7 @@ import pytest
 from cta_tiles import check_conservation, check_pieces, tiles
 
 from kvlab.attention.machines.decode import decode_cta
+from kvlab.attention.mha_decode.config import DecodeConfig
 from kvlab.memory import as_dtype
 from kvlab.staging import Traffic
 from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
@@ -43,7 +44,8 @@ def test_shapes_that_it_has_not(D: int, dtype: np.dtype, product: np.dtype) -> N
 def test_is_what_decode_asks_for() -> None:
     t = tiles("decode", "bf16", 16, 128, 64)
     cache, one = t.cta.k.cache, np.zeros(1, np.int64)
-    cta = decode_cta("gfx950", 16, 128, (64, 0), (64, 0), cache, cache, one, one, (one, one + 9), Traffic())
+    config = DecodeConfig(16, 128, (64, 0), (64, 0), row_tiles=1, num_splits=1)
+    cta = decode_cta("gfx950", config, cache, cache, one, one, (one, one + 9), Traffic())
     assert isinstance(cta.ctas[0], KVBufferDecodeCTA)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,15 +80,33 @@ def unit_keys(
     return lo, np.maximum(hi, lo)
 
 
+class WalkLists(NamedTuple):
+    """Keys of each sequence, offsets of its new tokens or None, and the work list."""
+
+    seq_lens: Array
+    cu_seqlens: Array | None
+    work: Array
+
+
+class WalkResults(NamedTuple):
+    """Arrays that a walk writes: results of whole items, and partial ones of items that are cut."""
+
+    out: Array
+    lse: Array
+    part: Array
+    part_lse: Array
+
+
 def walk(
-    q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, seq_lens: Array, cu_seqlens: Array | None,
-    work: Array, o_array: Array, lse_array: Array, part_array: Array, part_lse_array: Array, scale_log2: float,
-    features: Features, problem: AttendProblem, config: Walk, arch: str, traffic: Traffic,
+    q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, lists: WalkLists, results: WalkResults,
+    scale_log2: float, features: Features, problem: AttendProblem, config: Walk, arch: str, traffic: Traffic,
 ) -> None:
     """BM query rows (tokens x heads of one KV head) of item after item, against the keys of a team's units."""
     #: team -> begin, until, first_item, last_item    the places of this team, and the items that lie there
+    seq_lens, cu_seqlens, work = lists  #- launch
+    o_array, lse_array, part_array, part_lse_array = results  #- launch
     mask, scales, schedule = features.mask, features.scales, config.schedule  #- launch
-    BM, BN, of_tiles = config.tiles.BM, config.tiles.BN, config.tiles  #- launch
+    BM, BN = config.tiles.BM, config.tiles.BN  #- launch
     parts = list_parts(schedule.most_items(schedule_problem(problem, mask.left, mask.right)))  #- address
     starts, sequences, tiles, firsts = (work[at:] for at in parts)  #- address
     lanes, LISTED, most = schedule.lanes(problem.kv_heads), config.lists_items(problem), max(work[2] - 1, 0)  #- launch
@@ -122,10 +140,7 @@ def walk(
         first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)
         first, limit = np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
         rows = batch, head, token, is_row, first, limit
-        cta = decode_cta(  #- programs
-            arch, BM, BN, of_tiles.columns, of_tiles.v_columns, k_cache, v_cache, batch, kv_head, (lo, hi), traffic,
-            num_warps=of_tiles.num_warps, num_stages=of_tiles.num_stages,
-        )
+        cta = decode_cta(arch, config.tiles, k_cache, v_cache, batch, kv_head, (lo, hi), traffic)  #- programs
         q_row = q_first[:, None] + token
         q, unit = load_rows(cta, q_array, (batch[:, None], q_row, head), is_row, problem.pairs)
         factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
@@ -269,8 +284,8 @@ def launch(
         part, part_lse = np.full((*shape, problem.v_dim), np.nan, np.float32), np.full(shape, np.nan, np.float32)
         with traffic.launch():
             walk(
-                q_rows, keys, values, seq_lens, cu_seqlens, work, o_rows, lse_rows, part, part_lse, scale_log2,
-                features, problem, one, arch, traffic,
+                q_rows, keys, values, WalkLists(seq_lens, cu_seqlens, work),
+                WalkResults(o_rows, lse_rows, part, part_lse), scale_log2, features, problem, one, arch, traffic,
             )
         join(work, part, part_lse, cu_seqlens, o_rows, lse_rows, problem, one, traffic)
     return out, lse

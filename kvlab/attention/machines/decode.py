@@ -6,7 +6,7 @@ first. S is the sum over K's pieces, O has V's.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 from .parts import Accumulator, Parts, PieceColumns, piece_columns
 from .rows import tile_walk
 from .table import choose
+
+if TYPE_CHECKING:
+    from kvlab.attention.mha_decode.config import DecodeConfig
 
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -156,27 +159,26 @@ def _pairs(tile: Array) -> Array:
 
 
 def decode_cta(
-    arch: str, BM: int, BN: int, columns: tuple[int, int], v_columns: tuple[int, int], k_cache: PagedKVCache,
-    v_cache: PagedKVCache, batch_idx: Array, head_idx: Array, keys: tuple[Array, Array], traffic: Traffic, *,
-    num_warps: int = 4, num_stages: int = 2,
+    arch: str, config: DecodeConfig, k_cache: PagedKVCache, v_cache: PagedKVCache, batch_idx: Array, head_idx: Array,
+    keys: tuple[Array, Array], traffic: Traffic,
 ) -> DecodeCTA:
-    """The CTA models of ``arch`` for tiles of BM query rows and BN keys.
+    """The CTA models of ``arch`` for the tiles of ``config``.
 
-    ``columns`` and ``v_columns``: the pieces of K's and V's columns, in elements (pairs of fp8). ``batch_idx`` and
-    ``head_idx`` ``[programs]`` are each program's sequence and KV head, ``keys`` the first and the end of its keys.
-    gfx950: MAX's decode through KVBuffer; float32, which that buffer does not take, strip by strip. sm_80, sm_90: what
-    our Triton kernel compiles to; float32 without tensor cores. There ``num_warps`` may be other than 4; the warps
-    lie along the rows where these are as many as the last piece of V is wide; K and V come ahead unless
-    ``num_stages`` is 1.
+    ``batch_idx`` and ``head_idx`` ``[programs]`` are each program's sequence and KV head, ``keys`` the first and the
+    end of its keys. gfx950: MAX's decode through KVBuffer; float32, which that buffer does not take, strip by strip.
+    sm_80, sm_90: what our Triton kernel compiles to; float32 without tensor cores. There warps may be other than 4;
+    they lie along the rows where these are as many as the last piece of V is wide; K and V come ahead unless there is
+    one stage.
     """
-    stored, model = k_cache.dtype, choose(arch, k_cache.dtype, "mha_decode", rows=BM).cta
+    BM, BN, stored = config.BM, config.BN, k_cache.dtype
+    model = choose(arch, stored, "mha_decode", rows=BM).cta
     pairs = stored.itemsize == 1
     whole = pairs and model.whole_rows
     each = 2 if pairs and not whole else 1
     depths = k_cache.kv_params.head_size, v_cache.kv_params.head_size
     k, v = (
         piece_columns((w[0] << whole, w[1] << whole), depth, each)
-        for w, depth in zip((columns, v_columns), depths, strict=True)
+        for w, depth in zip((config.columns, config.v_columns), depths, strict=True)
     )
     rows, product = KVRows(k_cache, v_cache, batch_idx, head_idx), np.dtype(float16) if pairs else stored
 
@@ -189,8 +191,8 @@ def decode_cta(
     for i in range(max(len(k), len(v))):
         of_k, of_v = ((p[i].inside, p[i].width) if i < len(p) else (0, 0) for p in (k, v))
         tile = TileSpec(
-            arch=arch, BM=BM, BN=BN, k=of_k, v=of_v, dtype=product, stored=stored, weights=product, warps=num_warps,
-            ahead=min(num_stages - 1, 1), pairs=each == 2, along_rows=v[-1].width <= BM,
+            arch=arch, BM=BM, BN=BN, k=of_k, v=of_v, dtype=product, stored=stored, weights=product,
+            warps=config.num_warps, ahead=min(config.num_stages - 1, 1), pairs=each == 2, along_rows=v[-1].width <= BM,
         )
         ctas.append(model.of(tile, rows, traffic, beside=i > 0))
         tiles.append((walk(k_cache, k[i]) if i < len(k) else None, walk(v_cache, v[i]) if i < len(v) else None))

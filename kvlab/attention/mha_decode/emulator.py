@@ -79,10 +79,7 @@ def attend(
         batch = nth_longest(seq_lens, problem.max_keys, batch)
     position, lo, hi, first, limit, pad = split_keys(seq_lens, features, batch, token, split, problem, config)
     rows = batch, head, token, is_row, first, limit
-    cta = decode_cta(  #- programs
-        arch, config.BM, BN, config.columns, config.v_columns, k_cache, v_cache, batch, kv_head, (lo + pad, hi + pad),
-        traffic, num_warps=config.num_warps, num_stages=config.num_stages,
-    )
+    cta = decode_cta(arch, config, k_cache, v_cache, batch, kv_head, (lo + pad, hi + pad), traffic)  #- programs
     q, unit = load_rows(cta, q_array, (batch[:, None], token, head), is_row, problem.pairs)
     factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
     if problem.pairs:

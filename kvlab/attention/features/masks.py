@@ -12,9 +12,10 @@ never read. Every other mask becomes an array that is added to the scores. :func
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -233,51 +234,47 @@ class MaterializedMask(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class AndMask(Mask):
+class _TwoMasks(Mask):
+    """Two masks as one."""
+
+    a: Mask
+    b: Mask
+    values: ClassVar[Callable[..., Any]]
+    statuses: ClassVar[Callable[..., Any]]
+    intervals: ClassVar[Callable[..., Any]]
+    decisive: ClassVar[TileStatus]
+    """The status of one mask that is that of both, whatever the other's."""
+
+    def __post_init__(self) -> None:
+        for part in (self.a, self.b):
+            if not isinstance(part, Mask):
+                raise ValueError(f"{type(self).__name__} of {part!r}: must be two masks of kvlab.attention.masks")
+
+    def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        return type(self).values(*(one.value(batch, head, q_pos, k_pos) for one in (self.a, self.b)))
+
+    def status(self, q0: int, k0: int, BM: int, BN: int) -> TileStatus:
+        both = [one.status(q0, k0, BM, BN) for one in (self.a, self.b)]
+        if TileStatus.UNKNOWN_MASK in both:
+            return self.decisive if self.decisive in both else TileStatus.UNKNOWN_MASK
+        return TileStatus(type(self).statuses(*both))
+
+    def interval(self) -> Interval | None:
+        both = self.a.interval(), self.b.interval()
+        together: Interval | None = None if None in both else type(self).intervals(*both)
+        return together
+
+
+class AndMask(_TwoMasks):
     """Masked only where both mask: the greater of the two values."""
 
-    a: Mask
-    b: Mask
-
-    def __post_init__(self) -> None:
-        _two_masks(self, self.a, self.b)
-
-    def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
-        return np.maximum(self.a.value(batch, head, q_pos, k_pos), self.b.value(batch, head, q_pos, k_pos))
-
-    def status(self, q0: int, k0: int, BM: int, BN: int) -> TileStatus:
-        both = self.a.status(q0, k0, BM, BN), self.b.status(q0, k0, BM, BN)
-        if TileStatus.UNKNOWN_MASK in both:
-            return TileStatus.NO_MASK if TileStatus.NO_MASK in list(both) else TileStatus.UNKNOWN_MASK
-        return both[0] & both[1]
-
-    def interval(self) -> Interval | None:
-        a, b = self.a.interval(), self.b.interval()
-        return None if a is None or b is None else a | b
+    values, statuses, intervals, decisive = np.maximum, operator.and_, operator.or_, TileStatus.NO_MASK
 
 
-@dataclass(frozen=True, eq=False)
-class OrMask(Mask):
+class OrMask(_TwoMasks):
     """Masked where either masks: the lesser of the two values."""
 
-    a: Mask
-    b: Mask
-
-    def __post_init__(self) -> None:
-        _two_masks(self, self.a, self.b)
-
-    def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
-        return np.minimum(self.a.value(batch, head, q_pos, k_pos), self.b.value(batch, head, q_pos, k_pos))
-
-    def status(self, q0: int, k0: int, BM: int, BN: int) -> TileStatus:
-        both = self.a.status(q0, k0, BM, BN), self.b.status(q0, k0, BM, BN)
-        if TileStatus.UNKNOWN_MASK in both:
-            return TileStatus.FULL_MASK if TileStatus.FULL_MASK in both else TileStatus.UNKNOWN_MASK
-        return both[0] | both[1]
-
-    def interval(self) -> Interval | None:
-        a, b = self.a.interval(), self.b.interval()
-        return None if a is None or b is None else a & b
+    values, statuses, intervals, decisive = np.minimum, operator.or_, operator.and_, TileStatus.FULL_MASK
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,9 +374,3 @@ def _materialise(mask: Mask, heads: int, new: Array, keys: Array, *positions: Ar
 def _positive(mask: Any, name: str, value: Any) -> None:
     if not is_integer(value) or value < 1:
         raise ValueError(f"{name} is {value!r} of {type(mask).__name__}: must be a number of keys, at least 1")
-
-
-def _two_masks(mask: Mask, *parts: Any) -> None:
-    for part in parts:
-        if not isinstance(part, Mask):
-            raise ValueError(f"{type(mask).__name__} of {part!r}: must be two masks of kvlab.attention.masks")

@@ -13,7 +13,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention import kv_store_paged, mha_decode_paged, mha_prefill, mha_prefill_paged, mla_decode_paged
+from kvlab.attention import (
+    attend_paged,
+    kv_store_paged,
+    mha_decode_paged,
+    mha_prefill,
+    mha_prefill_paged,
+    mla_decode_paged,
+)
 
 __all__ = ["NotAvailable", "decode_paged", "kv_append", "mla_decode", "prefill", "prefill_paged"]
 
@@ -31,8 +38,17 @@ def prefill_paged(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, cu_seqlens_q: Any, seq_lens: Any, max_seqlen_q: int,
     max_seqlen_k: int, causal: bool = True, window: Any = None, scale: float | None = None,
 ) -> Any:
-    """Prefill of sequences of any lengths over a paged cache that already holds the new keys.  -> [T, Hq, D]"""
+    """Prefill of sequences of any lengths over a paged cache that already holds the new keys.  -> [T, Hq, D]
+
+    A few tokens each, as many of all, are a decode; otherwise few rows, or a mean far below the most, go by a schedule.
+    """
     arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
+    batch, total, group = seq_lens.shape[0], q.shape[0], q.shape[1] // k_cache.shape[2]
+    if causal and total == batch * max_seqlen_q and max_seqlen_q <= 4:
+        drafts = q.unflatten(0, (batch, max_seqlen_q))
+        return _call(mha_decode_paged, drafts, *arrays[1:5], window=window, scale=scale).flatten(0, 1)
+    if max_seqlen_q * group <= 32 or 4 * total <= batch * max_seqlen_q:
+        return _call(attend_paged, *arrays, max_seqlen_q=max_seqlen_q, causal=causal, window=window, scale=scale)
     return _call(mha_prefill_paged, *arrays, max_seqlen_q=max_seqlen_q, causal=causal, window=window, scale=scale)
 
 

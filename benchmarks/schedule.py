@@ -34,6 +34,8 @@ READ = 3.14e6
 PROCESSORS = 132
 KEYS = 16
 """Keys of a key block."""
+FEW_ROWS = 32
+"""Rows of a small tile."""
 
 
 @dataclass(frozen=True)
@@ -355,27 +357,28 @@ def by_depth(task: Task) -> Work:
     return replace(of_tiles(task), heads=task.head_dim / 128)
 
 
-def planned(task: Task, costs: Costs, tile: Costs) -> float:
-    """us of the task by schedules: of up to 16 new tokens by ``costs`` (a walk of small tiles), of more by ``tile``."""
-    few = [i for i, new in enumerate(task.new) if 0 < new <= 16]
-    many = [i for i, new in enumerate(task.new) if new > 16]
-    us = 0.0
-    for chosen, unit in ((few, costs), (many, tile)):
-        if chosen:
-            made = schedule_of(task, chosen)
-            work = of_schedule(made, task.key_bytes)
-            rows = made.config.BM if unit is tile else 128
-            work = replace(work, heads=rows / 128 if unit is tile else task.key_bytes / 512)
-            us += predict(work, unit if not us else replace(unit, fixed=1.5))
-    return us
+def planned(task: Task, costs: Costs, tile: Costs) -> tuple[float, float]:
+    """(us, busiest over mean) of the task as ``attend_paged`` has it: a walk of small tiles by ``costs``, then, of
+    sequences with more rows, one of large tiles by ``tile``; a further walk costs its launch.
+    """
+    us, total, most = 0.0, 0.0, 0.0
+    step: Schedule | None = schedule_of(task)
+    while step is not None:
+        large = step.config.BM > FEW_ROWS
+        heads = step.config.BM / 128 if large else task.key_bytes / 512
+        unit = replace(tile if large else costs, **({"fixed": 3.0} if us else {}))
+        us += predict(replace(of_schedule(step, task.key_bytes), heads=heads), unit)
+        total, most = total + float(step.costs.mean()), most + float(step.costs.max())
+        step = step.rest
+    return us, most / total
 
 
-def schedule_of(task: Task, chosen: list[int], **changed: Any) -> Schedule:
-    """The schedule of some sequences of a task."""
-    lens, new = ([values[i] for i in chosen] for values in (task.lens, task.new))
-    made = plan(lens, new, q_heads=task.q_heads, kv_heads=task.kv_heads, head_dim=task.key_bytes // 4)
-    config = replace(made.config, **changed)
-    return plan(lens, new, q_heads=task.q_heads, kv_heads=task.kv_heads, config=config) if changed else made
+def schedule_of(task: Task, **changed: Any) -> Schedule:
+    """The schedule of a task."""
+    new = list(task.new) if len(set(task.new)) > 1 else task.new[0]
+    heads = {"q_heads": task.q_heads, "kv_heads": task.kv_heads}
+    made = plan(task.lens, new, **heads, head_dim=task.key_bytes // 4)
+    return plan(task.lens, new, **heads, config=replace(made.config, **changed)) if changed else made
 
 
 def load() -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
@@ -401,11 +404,10 @@ def report() -> str:
     lines += ["", "By a schedule, us (not run yet):",
               f"{'task':44}{'predicted':>10}{'kvlab':>9}{'best peer':>11}{'times peer':>12}{'of read':>9}"
               f"{'busiest':>9}"]
-    unit, tile = costs["balanced walk, prototype"], costs["prefill D 128, Hopper"]
+    unit, tile = costs["balanced walk, prototype"], costs["prefill D 80 and 96, portable"]
     for name, task in traffic_tasks().items():
-        us = planned(task, unit, tile)
+        us, busiest = planned(task, unit, tile)
         peer, ours = traffic["best_peer"][name], traffic["kvlab"][name]
-        busiest = schedule_of(task, [i for i, new in enumerate(task.new) if new == max(task.new) or new > 16]).busiest
         shares = f"{peer / us:12.2f}{task.bytes / READ / us:9.2f}{busiest:9.3f}"
         lines.append(f"{name:44}{us:10.1f}{ours:9.1f}{peer:11.1f}{shares}")
     return "\n".join(lines[1:])
@@ -428,7 +430,7 @@ def sizes() -> str:
         row = []
         for name in names:
             task = tasks[name]
-            made = schedule_of(task, list(range(len(task.lens))), **change)
+            made = schedule_of(task, **change)
             work = of_schedule(made, task.key_bytes)
             row.append(predict(replace(work, heads=made.config.block / KEYS), unit))
         words = " ".join(f"{name} {value}" for name, value in change.items()) or "as chosen"

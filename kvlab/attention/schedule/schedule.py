@@ -116,7 +116,7 @@ class Schedule(Drawn):
     def __repr__(self) -> str:
         partial, count = int((self.units["slot"] >= 0).sum()), int((self.tokens > 0).sum())
         return (
-            f"Schedule({count} sequences, {len(self.units)} units on {self.programs} programs, "
+            f"Schedule({count} sequence{'s' * (count != 1)}, {len(self.units)} units on {self.programs} programs, "
             f"the busiest {self.busiest:.2f} of the mean, {partial} partial results)"
             + (f", then {self.rest!r}" if self.rest is not None else "")
         )

@@ -154,8 +154,9 @@ def attention(
         "scale": scaling, "window": window, "softcap": softcap or 0.0, "sinks": s_aux, "backend": backend,
     }
     valid = None if seen is None else seen.valid
-    if isinstance(key, PagedStates) and hasattr(key, "pending"):
-        pending = key.pending
+    pending = key.pending if isinstance(key, PagedStates) else None
+    if pending is not None:
+        pending.check(module, key, value)
         step = pending.store(valid, "auto" if backend == "hopper" else backend)
         if pending.latent:
             require(causal, "is_causal is False over latent rows", "True")

@@ -80,6 +80,18 @@ class Pending:
     latent: bool
     step: CacheStep | None = None
 
+    def check(self, module: Any, key: torch.Tensor, value: torch.Tensor) -> None:
+        """NotImplementedError for a layer that makes other keys and values of the states than kvlab would read."""
+        if self.latent:
+            known = hasattr(module, "expand_kv") and hasattr(module, "kv_b_proj")
+            what = "makes keys of latent rows in a way of its own: must have expand_kv and kv_b_proj"
+        else:
+            pairs = (key, self.keys), (value, self.values)
+            known = all((a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride()) for a, b in pairs)
+            what = "changes keys or values behind the cache: must attend to those that it stores"
+        if not known:
+            raise NotImplementedError(f"layer {self.layer}, {type(module).__name__}, {what}")
+
     def store(self, valid: Array | None, backend: Any) -> CacheStep:
         """The step of these states, which are in the pages afterwards. ``valid``: bool ``[B, columns so far]``."""
         if self.step is None:
@@ -95,19 +107,23 @@ class PagedStates(torch.Tensor):
     They are those of the new tokens alone, so that a product of scores would be wrong: it raises.
     """
 
-    pending: Pending
+    pending: Pending | None = None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _PRODUCTS:
             raise ValueError(f"{func.__name__} of keys in the pages of a KVLabCache: {_ONLY}")
         made = super().__torch_function__(func, types, args, kwargs or {})
-        named = [*args, *(kwargs or {}).values()]
-        pending = next((one.pending for one in named if isinstance(one, cls) and hasattr(one, "pending")), None)
-        for one in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(one, cls) and pending is not None:
+        given = [part for one in (*args, *(kwargs or {}).values()) for part in _parts(one)]
+        pending = next((one.pending for one in given if isinstance(one, cls) and one.pending is not None), None)
+        for one in _parts(made):
+            if isinstance(one, cls):
                 one.pending = pending
         return made
+
+
+def _parts(one: Any) -> tuple[Any, ...]:
+    return tuple(one) if isinstance(one, tuple | list) else (one,)
 
 
 _ONLY = f'must be read by attn_implementation="{NAME}"; call kvlab.integrations.transformers.register() first'
@@ -389,7 +405,7 @@ class KVLabCache(Cache):
         if device is None:
             require(self.pages.layers, "device is None", "given before the first states are there")
             device = next(iter(self.pages.layers.values())).blocks.device
-        return self._begin(tokens, None, device)
+        return self._begin(tokens, None, torch.empty(0, device=device).device)
 
     def _step_of(self, pending: Pending, valid: Array | None) -> CacheStep:
         batch, _, tokens, _ = pending.keys.shape
@@ -476,10 +492,9 @@ class KVLabCache(Cache):
     def _array(self, name: str, values: Array, dtype: Any, device: Any) -> torch.Tensor:
         """The array of that name on the device, in the memory that it had, if it fits."""
         made, there = torch.as_tensor(values.astype(dtype)), self._arrays.get(name)
-        if there is None or there.shape != made.shape or there.device != torch.device(device):
-            self._arrays[name] = made.to(device)
-        else:
-            there.copy_(made)
+        if there is not None and there.shape == made.shape and there.device == device:
+            return there.copy_(made)
+        self._arrays[name] = made.to(device)
         return self._arrays[name]
 
     # Bytes.
@@ -519,7 +534,8 @@ class KVLabCache(Cache):
         ``module.expand_kv`` makes of the latent rows of all keys."""
         rank, rope = pending.keys.shape[3], pending.values.shape[3]
         pages, nope = self._pages_of(pending)[0][:, 0, 0, :, 0], query.shape[3] - rope
-        if step.decodes(ABSORBED_TOKENS):
+        plain = type(module.kv_b_proj) is torch.nn.Linear and module.kv_b_proj.bias is None
+        if plain and step.decodes(ABSORBED_TOKENS):
             weight = module.kv_b_proj.weight.unflatten(0, (query.shape[1], -1))
             absorbed = torch.einsum("bhsd,hdl->bshl", query[..., :nope], weight[:, :nope])
             q = torch.cat([absorbed, query[..., nope:].transpose(1, 2)], -1)

@@ -288,6 +288,14 @@ def test_states_in_pages_are_not_multiplied_by_others(llama: Any) -> None:
         torch.matmul(torch.ones(1, 2, 3, 16), keys.transpose(2, 3))
 
 
+@pytest.mark.parametrize("change", [lambda k: 2 * k, lambda k: torch.cat([k, k], 1), lambda k: k[:, :, :2]])
+def test_states_that_a_layer_changes_behind_the_cache_are_refused(llama: Any, change: Callable[..., Any]) -> None:
+    """Attention reads the pages, which hold the states as they came."""
+    keys, values = paged(llama).update(torch.ones(1, 2, 3, 16), torch.ones(1, 2, 3, 16), 0)
+    with pytest.raises(NotImplementedError, match="layer 0, Linear, changes keys or values behind the cache: must"):
+        attention(torch.nn.Linear(1, 1), torch.ones(1, 4, 3, 16), change(keys), values, None)
+
+
 def test_layers_with_states_of_their_own_kind_are_refused() -> None:
     config = hf.Qwen3NextConfig(num_hidden_layers=4)
     with pytest.raises(ValueError, match="config has layers of linear_attention: must be one of full_attention"):

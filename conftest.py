@@ -75,7 +75,8 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 def may_import_torch(path: Path) -> bool:
     """Whether this module of the package is one of the few that may import torch or triton."""
     room = path.relative_to(PACKAGE).parts[0]
-    kernels = {"kernel.py", "hopper.py", "hopper_roles.py", "hopper_steps.py", "hopper_capped.py", "results.py"}
+    kernels = {"kernel.py", "hopper.py", "hopper_roles.py", "hopper_steps.py", "hopper_capped.py", "results.py",
+               "torch_ops.py"}
     return room in {"triton_support", "mirror", "xray", "integrations", "demo"} or (
         room == "attention" and path.name in kernels
     )

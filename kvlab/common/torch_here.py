@@ -20,3 +20,18 @@ def is_torch(array: Any) -> bool:
         return False
     torch = torch_here()
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def is_traced(array: Any) -> bool:
+    """Tells whether torch records what is done with ``array``: torch.compile or torch.export runs, or it is a fake
+    tensor, or a dispatch mode looks on.
+    """
+    torch = torch_here()
+    if torch is None:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    if not isinstance(array, torch.Tensor):
+        return False
+    plain = type(array).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return not plain or torch._C._len_torch_dispatch_stack() > 0

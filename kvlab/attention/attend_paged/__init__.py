@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.call.options import AttendOptions
+from kvlab.common.arrays import Array
 
 from .call import AttendPaged
 from .step import plan
@@ -15,7 +16,7 @@ __all__ = ["attend_paged", "plan"]
 
 @PublicOperation
 def attend_paged(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any,
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, seq_lens: Array, cu_seqlens_q: Array,
     **options: Unpack[AttendOptions],
 ) -> AttendPaged:
     """Attention of the new tokens of a serving step over a paged cache that already holds them: none, one, drafts or

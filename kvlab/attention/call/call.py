@@ -18,7 +18,7 @@ from kvlab.attention.call.backends import check_arithmetic, function_at, rounded
 from kvlab.attention.call.checks import check_apart, check_traffic, finite_number, given, looks_at_values
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.kinds import Kind, kind_of
-from kvlab.attention.call.operands import Operand, Sizes, check_declared, check_laid_out, result_dtype
+from kvlab.attention.call.operands import Operand, Sizes, check_declared, check_laid_out, check_result, result_dtype
 from kvlab.attention.call.options import Arch, Arithmetic, FeatureOptions
 from kvlab.attention.features.intervals import host, window_interval
 from kvlab.attention.features.leftpad import check_of_sequences, check_padding
@@ -62,6 +62,8 @@ class Call(Generic[R]):
     operation: ClassVar[str]
     returns: ClassVar[str] = "Any"
     operands: ClassVar[tuple[Operand, ...]] = ()
+    writes: ClassVar[tuple[str, ...]] = ()
+    """The arguments besides ``out`` that a call writes, and what it writes of a collection."""
     paged_scales: ClassVar[tuple[str, ...]] = ()
     """The scales that may lie as the pages of a cache do."""
 
@@ -126,6 +128,8 @@ class Call(Generic[R]):
         operands = self.given_operands()
         sizes = check_declared(self.operands, operands)
         self.check_arguments(sizes)
+        if self.out is not None:
+            self.check_out()
         check_laid_out(self.operands, operands)
         scale = self.checked_scale()
         self.arrange()
@@ -146,6 +150,15 @@ class Call(Generic[R]):
 
     def check_arguments(self, sizes: Sizes) -> None:
         """Check operands together. ``sizes``: those named in their ``axes``."""
+
+    def check_out(self) -> None:
+        """Check ``out``, which is given."""
+        check_result(self.out, self.result_shape(), self.arguments["q"])
+
+    def result_shape(self) -> tuple[int, ...]:
+        """The shape of ``out``: that of q, with the columns of V."""
+        v = self.arguments["v_cache" if "v_cache" in self.arguments else "v"]
+        return *self.arguments["q"].shape[:-1], *v.shape[-1:]
 
     def default_scale(self) -> float:
         """The scale of scores where none is given."""

@@ -1,6 +1,6 @@
 """Public operations: a function that makes a call, which the operation runs or explains.
 
-Flags and names are looked at first, torch.compile does not look in, help and completion show the keywords of
+Flags and names are looked at first, torch.compile sees an operator, help and completion show the keywords of
 ``**options`` by name, and the modules of the operation's folder are reached through it.
 """
 
@@ -22,7 +22,7 @@ from kvlab.attention.call.call import Call
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.features.options import DEFAULTS, DOCUMENTATION
 from kvlab.common.checks import require, shown
-from kvlab.common.opaque import opaque
+from kvlab.common.torch_here import is_traced
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,13 +33,16 @@ FLAGS = {"return_lse": False, "base2": False, "batch_invariant": False, "balance
 NAMES = ("backend", "arch", "kv_layout")
 """The keywords that are names."""
 KINDS: dict[str, type] = {**dict.fromkeys(FLAGS, bool), **dict.fromkeys(NAMES, str)}
+PUBLIC: dict[str, PublicOperation[..., Any]] = {}
+"""The operations by name, in the order in which they are made."""
 MOST_BITS = 4096
 """Of an integer: longer ones Python does not write into messages."""
 
 
 class PublicOperation(Generic[P, R]):
     """A public operation. ``function`` makes a :class:`~kvlab.attention.call.call.Call` of its arguments; the operation
-    runs it, or explains it, when flags and names are right. To torch.compile it is one call that breaks the graph.
+    runs it, or explains it, when flags and names are right. A call that torch traces goes through the operation's
+    operator, ``torch.ops.kvlab`` (see ``call/torch_ops.py``).
 
     An operation that has the name of its folder hides the folder. Modules of the folder that are imported are its
     attributes, so ``import kvlab.attention.mha_decode.kernel`` means what it says.
@@ -56,13 +59,19 @@ class PublicOperation(Generic[P, R]):
     __signature__: inspect.Signature
 
     def __init__(self, function: Callable[P, Call[R]]) -> None:
-        function.__signature__ = signature = shown_signature(function)  # type: ignore[attr-defined]
+        self.call_type = call_type_of(function)
+        function.__signature__ = signature = shown_signature(function, self.call_type)  # type: ignore[attr-defined]
         function.__doc__ = with_features(function.__doc__ or "", list(signature.parameters))
         functools.update_wrapper(self, function)
         self.keywords = frozenset(self.__signature__.parameters)
+        if self.__module__.startswith(f"{__package__.partition('.')[0]}."):
+            PUBLIC[self.__name__] = self
 
-    @opaque
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if is_traced(args[0] if args else next(iter(kwargs.values()), None)):
+            from kvlab.attention.call.torch_ops import through
+
+            return through(self, args, kwargs)
         return self.made(*args, **kwargs).run()
 
     def planned(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
@@ -96,13 +105,19 @@ class PublicOperation(Generic[P, R]):
         return f"<operation kvlab.attention.{self.__name__}>"
 
 
-def shown_signature(function: Callable[..., Any]) -> inspect.Signature:
+def call_type_of(function: Callable[..., Any]) -> type[Call[Any]]:
+    """The class of the calls that a function makes."""
+    home: Any = function
+    found: type[Call[Any]] = eval(home.__annotations__["return"], home.__globals__)
+    return found
+
+
+def shown_signature(function: Callable[..., Any], call: type[Call[Any]]) -> inspect.Signature:
     """The signature of a function that makes a call: the keywords of ``**options`` by name, with the call's defaults,
     and what the call gives back.
     """
     home: Any = function
     signature = inspect.signature(function)
-    call = eval(home.__annotations__["return"], home.__globals__)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     if "options" in home.__annotations__:
         (options,) = typing.get_args(eval(home.__annotations__["options"], home.__globals__))

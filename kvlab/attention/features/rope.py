@@ -11,7 +11,6 @@ from kvlab.attention.call.checks import DTYPES, check_array, check_dtype
 from kvlab.attention.tiles.masked import load, load_elements
 from kvlab.common.arrays import dtype_of
 from kvlab.common.checks import count, flag, require
-from kvlab.common.opaque import opaque_methods
 from kvlab.common.torch_here import is_torch
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-@opaque_methods
 @dataclass(frozen=True, eq=False)
 class Rope:
     """``cos, sin`` ``[positions, R / 2]`` (any strides, NumPy or torch), and which dims of a head they turn.

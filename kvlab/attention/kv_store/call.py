@@ -35,6 +35,7 @@ class Store(Call[None]):
 
     operation = "kv_store"
     returns = "None"
+    writes = "k_cache", "v_cache", "cache", "k_scale", "v_scale", "scale", "blocks", "scales"
     title: str = "kv_store"
     names: Names = USUAL
     form: str = "slots"

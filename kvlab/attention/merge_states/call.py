@@ -32,18 +32,23 @@ class MergeStates(Call[Any]):
     lses: Any
 
     def check_arguments(self, sizes: Sizes) -> None:
-        lses, out, shape = self.lses, self.out, tuple(int(n) for n in self.outs.shape)
+        lses, shape = self.lses, tuple(int(n) for n in self.outs.shape)
         require(1 <= shape[0] <= MAX_PARTS, f"outs has {shape[0]} parts", f"1 to {MAX_PARTS}")
         fits = tuple(lses.shape) == shape[:-1]
         require(fits, f"lses has shape {tuple(lses.shape)}", f"{shape[:-1]}, as outs is {shape}")
-        if out is not None:
-            require(tuple(out.shape) == shape[1:], f"out has shape {tuple(out.shape)}", f"{shape[1:]}, a part of outs")
-            check_dtype("out", out)
-            check_writeable("out", out)
         for name in ("outs", "out"):
             strides = (1,) if getattr(self, name) is None else element_strides(getattr(self, name), name)
             fits = 0 in shape or shape[-1] < 2 or strides[-1] == 1
             require(fits, f"{name} has strides {strides}", "contiguous in the last dimension")
+
+    def check_out(self) -> None:
+        shape, expected = tuple(self.out.shape), self.result_shape()
+        require(shape == expected, f"out has shape {shape}", f"{expected}, a part of outs")
+        check_dtype("out", self.out)
+        check_writeable("out", self.out)
+
+    def result_shape(self) -> tuple[int, ...]:
+        return tuple(self.outs.shape[1:])
 
     def checked_scale(self) -> float:
         return 1.0

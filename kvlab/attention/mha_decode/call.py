@@ -9,8 +9,10 @@ import numpy as np
 from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, lengths_with_new
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import kv_pages
-from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_heads, check_result
-from kvlab.attention.call.planned import HOME, PlannedCall
+            check_pairs(caches)
+
+    def result_shape(self) -> tuple[int, ...]:
+        return *self.q.shape[:-1], *self.v_cache.shape[-1:]
 from kvlab.attention.features.intervals import host, keys_in_table
 from kvlab.attention.features.positions import refuse_places
 from kvlab.attention.features.resolve import kv_view
@@ -67,8 +69,6 @@ class PagedDecode(PlannedCall):
         check_heads(q, caches)
         if is_fp8(self.k_cache):
             check_pairs(caches)
-        if self.out is not None:
-            check_result(self.out, (*q.shape[:-1], int(caches["v_cache"].shape[3])), q)
 
     def arrange(self) -> None:
         q, self.into = self.q, self.out

@@ -10,7 +10,7 @@ import numpy as np
 from kvlab.attention.call.checks import check_lengths_and_pages, check_pages
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import kv_pages
-from kvlab.attention.call.operands import STARTS, STARTS_OF_K, TABLE, Operand, Sizes, check_heads, check_result
+from kvlab.attention.call.operands import STARTS, STARTS_OF_K, TABLE, Operand, Sizes, check_heads
 from kvlab.attention.call.ragged import PrefillCall, check_grid, check_offsets, keys_with_new, longest
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.resolve import kv_view
@@ -84,8 +84,6 @@ class DensePrefill(Prefill):
             require(array.ndim == (3 if ragged else 4), f"{name} has shape {tuple(array.shape)}", form)
         require(ragged or k.shape[0] == q.shape[0], f"k has {k.shape[0]} sequences", f"those of q, {q.shape[0]}")
         check_heads(q, {"k": k, "v": v})
-        if self.out is not None:
-            check_result(self.out, (*(int(n) for n in q.shape[:-1]), int(v.shape[-1])), q)
         if ragged:
             longest(self.max_seqlen_q, q, cu_q)
         unasked = ragged or self.max_seqlen_q is None
@@ -134,8 +132,6 @@ class PagedPrefill(Prefill):
         q, caches = self.q, {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
         check_pages(caches)
         check_heads(q, caches)
-        if self.out is not None:
-            check_result(self.out, (*(int(n) for n in q.shape[:-1]), int(caches["v_cache"].shape[-1])), q)
         longest(self.max_seqlen_q, q, self.cu_seqlens_q)
 
     def arrange(self) -> None:

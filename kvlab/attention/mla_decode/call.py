@@ -12,7 +12,7 @@ from kvlab.attention.call.checks import check_dtype, check_lengths_and_pages, ch
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows, row_scales
 from kvlab.attention.call.layers import latent_pages
-from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_result
+from kvlab.attention.call.operands import TABLE, Operand, Sizes
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
@@ -73,8 +73,9 @@ class MLADecode(Call[Any]):
         require(fp8 or kv_cache.dtype == q.dtype, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}")
         require(not fp8 or dtype_of(q, "q").itemsize <= 2, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}",
                 "bfloat16, float16 or float8_e4m3fn")
-        if self.out is not None:
-            check_result(self.out, (*q.shape[:-1], v_dim), q)
+
+    def result_shape(self) -> tuple[int, ...]:
+        return *self.q.shape[:-1], self.v_dim
 
     def given_operands(self) -> dict[str, Any]:
         if self.indices is None:

@@ -312,7 +312,7 @@ class Operator:
         """Results of the call's shape."""
         if not self.attends:
             return None
-        pages = {"v_cache": values["blocks"]} if "blocks" in values else {}
+        pages = {"v_cache": values["blocks"]} if "blocks" in values and "v" not in values else {}
         call = self.operation.call_type(**(values | pages))
         return results(values[self.order[0]], None, call.result_shape())
 

@@ -9,10 +9,8 @@ import numpy as np
 from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, lengths_with_new
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import kv_pages
-            check_pairs(caches)
-
-    def result_shape(self) -> tuple[int, ...]:
-        return *self.q.shape[:-1], *self.v_cache.shape[-1:]
+from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_heads
+from kvlab.attention.call.planned import HOME, PlannedCall
 from kvlab.attention.features.intervals import host, keys_in_table
 from kvlab.attention.features.positions import refuse_places
 from kvlab.attention.features.resolve import kv_view

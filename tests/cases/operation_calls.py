@@ -79,7 +79,6 @@ def call_of(name: str, make: Callable[[Any], Any] = lambda array: array, *, fp8:
         "mha_prefill": lambda: on(q=floats(5, 4, D), k=floats(53, 2, D), v=floats(53, 2, D), **starts, **ragged),
         "attend_paged": lambda: on(q=floats(5, 4, D), **paged, **table, cu_seqlens_q=CU_Q, **ragged),
         "mha_prefill_paged": lambda: on(q=floats(5, 4, D), **paged, **table, cu_seqlens_q=CU_Q, **ragged),
-        "attend_paged": lambda: on(q=floats(5, 4, D), **paged, **table, cu_seqlens_q=CU_Q, **ragged),
         "mha_prefill_cache": lambda: on(
             q=floats(5, 4, D), cache=collection(make, stored, new=3), cu_seqlens_q=CU_Q, **ragged,
         ),

@@ -15,13 +15,22 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from kvlab.attention import kv_store_paged, merge_states, mha_decode_paged, mha_prefill_paged, mla_store_paged
+from kvlab.attention import (
+    attend_paged,
+    kv_store_paged,
+    merge_states,
+    mha_decode_paged,
+    mha_prefill_paged,
+    mla_store_paged,
+)
 from kvlab.attention.features.scales import is_fp8
 from kvlab.common.arrays import on_gpu
 from kvlab.common.checks import count, require, shown
 
 from .adapting import checked_tensors, in_names, lacks, sight, window_of
 
+DRAFTS = 16
+"""New tokens of the longest sequence up to which the keys of all sequences are shared out equally between programs."""
 FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
        "fp8_ds_mla": torch.float8_e4m3fn}
 """Values of ``kv_cache_dtype`` that tell the format of bytes."""
@@ -140,8 +149,9 @@ def unified_attention(
     kv_cache_dtype  kvlab's own keyword: what bytes of uint8 are
     sinks          ``[Hq]``: a logit of each head that counts as a key without a value
 
-    With one new token a sequence the keys are shared between programs, else each query has one. NotImplementedError:
-    output_scale, qq_bias, mm_prefix_range, use_alibi_sqrt, caches of other formats, keys split by x.
+    With up to 16 new tokens a sequence the keys are shared between programs, else each query has one.
+    NotImplementedError: output_scale, qq_bias, mm_prefix_range, use_alibi_sqrt, caches of other formats, keys split by
+    x.
 
     >>> q, cache, table = torch.ones(3, 4, 64), torch.ones(2, 4, 16, 2, 64), torch.tensor([[3, 1], [0, 2]])
     >>> out = torch.empty_like(q)
@@ -180,7 +190,8 @@ def unified_attention(
             require(one, f"cu_seqlens_q is {starts}", "one token apart, as max_seqlen_q is 1")
         mha_decode_paged(q, k, v, block_table, seqused_k, **options)
     else:
-        mha_prefill_paged(q, k, v, block_table, seqused_k, cu_seqlens_q, max_seqlen_q=most, **options)
+        operation: Any = attend_paged if most <= DRAFTS else mha_prefill_paged
+        operation(q, k, v, block_table, seqused_k, cu_seqlens_q, max_seqlen_q=most, **options)
 
 
 @in_names(out="output", outs="prefix_output and suffix_output", lses="prefix_lse and suffix_lse")

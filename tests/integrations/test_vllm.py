@@ -55,6 +55,7 @@ def test_store(name: str, kind: str) -> None:
 BATCHES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Case]] = {
     "decodes": ((1, 1, 1), (40, 18, 1), {}),
     "mixed": ((1, 5, 0), (33, 7, 0), {}),
+    "mixed, a long one": ((17, 1, 0), (20, 18, 0), {}),
     "mixed, window, sinks": ((6, 1, 2), (40, 18, 3), {"window_size": (7, 0), "sinks": 1.0}),
     "decodes, soft cap, alibi": ((1, 1, 1), (40, 18, 5), {"softcap": 6.0, "alibi_slopes": 0.1}),
 }

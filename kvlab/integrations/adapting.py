@@ -105,6 +105,15 @@ def checked_tensors(**tensors: Any) -> None:
             )
 
 
+def in_sight(*tensors: torch.Tensor) -> bool:
+    """Tells whether values may be looked at: no tensor is on a GPU, which would be waited for, and nothing is traced.
+
+    >>> in_sight(torch.zeros(1))
+    True
+    """
+    return not (torch.compiler.is_compiling() or any(tensor.is_cuda for tensor in tensors))
+
+
 def rows_of_starts(starts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
     """``(sequence, number)`` of each of ``total`` tokens of sequences one after the other, int64: without waiting for a
     GPU. Tokens past the last start belong to no sequence: -1.

@@ -18,10 +18,9 @@ from torch import Tensor
 from kvlab.attention import Rope, kv_store_paged, mha_decode_paged, mha_prefill, mha_prefill_paged
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.masks import NullMask
-from kvlab.common.arrays import on_gpu
 from kvlab.common.checks import count, require
 
-from .adapting import checked_tensors, in_names, lacks, rows_of_starts, sight, slots_of, window_of
+from .adapting import checked_tensors, in_names, in_sight, lacks, rows_of_starts, sight, slots_of, window_of
 
 DECODED = 4
 """New tokens a sequence that a decode takes; more are a prefill."""
@@ -223,7 +222,7 @@ def flash_attn_with_kvcache(
     batch = int(q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
     table = _table_of(k_cache, block_table if page_table is None else page_table, cache_batch_idx, batch)
     lens = _lengths_of(cache_seqlens, table, k_cache)
-    if cache_leftpad is not None and cache_leftpad.shape == lens.shape and not on_gpu(lens):
+    if cache_leftpad is not None and cache_leftpad.shape == lens.shape and in_sight(lens):
         inside = ((cache_leftpad >= 0) & (cache_leftpad <= lens)).all()
         require(inside, f"cache_leftpad is {cache_leftpad.tolist()}", f"0 to {lens.tolist()}, the keys in the cache")
     store: dict[str, Any] | None = None
@@ -365,7 +364,7 @@ def _table_of(k_cache: Tensor, block_table: Tensor | None, cache_batch_idx: Tens
         require(batch <= k_cache.shape[0], f"q has {batch} sequences", f"at most those of k_cache, {k_cache.shape[0]}")
         return torch.arange(batch, dtype=torch.int32, device=k_cache.device)[:, None]
     sequences = int(k_cache.shape[0])
-    if not on_gpu(cache_batch_idx):
+    if in_sight(cache_batch_idx):
         bad = (cache_batch_idx < 0) | (cache_batch_idx >= sequences)
         require(not bad.any(), f"cache_batch_idx is {cache_batch_idx.tolist()}", f"from 0 to {sequences - 1}")
     return cache_batch_idx[:, None].to(torch.int32)
@@ -385,7 +384,7 @@ def _lengths_of(cache_seqlens: Any, table: Tensor, k_cache: Tensor) -> Tensor:
 
 def _check_lengths(lens: Tensor, table: Tensor, k_cache: Tensor, new: Any) -> None:
     """ValueError for a sequence that holds more than the cache has room for, with ``new`` keys; not on a GPU."""
-    if on_gpu(lens):
+    if not in_sight(lens):
         return
     held = int(table.shape[1] * k_cache.shape[1])
     most = held - (new if isinstance(new, Tensor) else torch.full_like(lens, new))
@@ -400,6 +399,6 @@ def _check_lengths(lens: Tensor, table: Tensor, k_cache: Tensor, new: Any) -> No
 def _check_positions(rotary_cos: Tensor, *positions: Tensor) -> None:
     """ValueError for positions without angles; not on a GPU, where such tokens stay as they are."""
     for at in positions:
-        if not on_gpu(at) and at.numel():
+        if in_sight(at) and at.numel():
             most, rows = int(at.max()), int(rotary_cos.shape[0])
             require(most < rows, f"rotary_cos has {rows} positions", f"of more than {most}, the last token's")

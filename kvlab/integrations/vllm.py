@@ -24,10 +24,9 @@ from kvlab.attention import (
     mla_store_paged,
 )
 from kvlab.attention.features.scales import is_fp8
-from kvlab.common.arrays import on_gpu
 from kvlab.common.checks import count, require, shown
 
-from .adapting import checked_tensors, in_names, lacks, sight, window_of
+from .adapting import checked_tensors, in_names, in_sight, lacks, sight, window_of
 
 DRAFTS = 16
 """New tokens of the longest sequence up to which the keys of all sequences are shared out equally between programs."""
@@ -184,7 +183,7 @@ def unified_attention(
     }
     batch = int(seqused_k.shape[0])
     if most == 1 and q.shape[0] == batch:
-        if not on_gpu(cu_seqlens_q):
+        if in_sight(cu_seqlens_q):
             starts = cu_seqlens_q.tolist()
             one = starts == list(range(batch + 1))
             require(one, f"cu_seqlens_q is {starts}", "one token apart, as max_seqlen_q is 1")

@@ -289,7 +289,7 @@ class NothingWaits(TorchDispatchMode):
 
 
 def test_lists_on_a_gpu_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "on_gpu", lambda array: True)
+    monkeypatch.setattr(pages, "in_sight", lambda *tensors: False)
     lists = pages.PageLists(None)
     with NothingWaits():
         lists.hold(INDPTR, INDICES, LAST, PAGE, None)

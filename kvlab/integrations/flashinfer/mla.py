@@ -10,9 +10,9 @@ from torch import Tensor
 from kvlab.attention import mla_decode_paged
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.masks import CausalMask, Mask, NullMask
-from kvlab.common.arrays import element_strides, on_gpu
+from kvlab.common.arrays import element_strides
 from kvlab.common.checks import flag, require
-from kvlab.integrations.adapting import checked_tensors, in_names, lacks
+from kvlab.integrations.adapting import checked_tensors, in_names, in_sight, lacks
 
 from .pages import PageLists, check_lists, table_of_lists
 from .scores import checked_heads, dtype_of, finished, lacking, room_for
@@ -79,7 +79,7 @@ class BatchMLAPagedAttentionWrapper:
         self.q_dtype, self.kv_dtype = dtype_of("q_data_type", q_data_type), dtype_of("kv_data_type", kv_data_type)
         held = torch.div(kv_len_arr - 1, page_size, rounding_mode="floor")
         last = torch.where(kv_len_arr > 0, kv_len_arr - held * page_size, 0)
-        if not (on_gpu(kv_indptr) or on_gpu(kv_indices) or on_gpu(kv_len_arr)):
+        if in_sight(kv_indptr, kv_indices, kv_len_arr):
             most = kv_indptr.long().diff() * page_size
             bad = (kv_len_arr < 0) | (kv_len_arr > most)
             if bad.any():

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from kvlab.attention import kv_store_paged
 from kvlab.cache import table_of_page_lists
-from kvlab.common.arrays import on_gpu
 from kvlab.common.checks import count, require
-from kvlab.integrations.adapting import checked_tensors, in_names, rows_of_starts, slots_of
+from kvlab.integrations.adapting import checked_tensors, in_names, in_sight, rows_of_starts, slots_of
 
 COLUMNS = 8
 """Tables have a multiple of these, so that plans of growing sequences share what was chosen for their size."""
@@ -37,7 +36,7 @@ class PageLists:
         checked_tensors(indptr=indptr, indices=indices, last_page_len=last_page_len)
         count("page_size", page_size, 1)
         columns = self.columns(indptr, indices, page_size, longest)
-        if not (on_gpu(indptr) or on_gpu(indices) or on_gpu(last_page_len)):
+        if in_sight(indptr, indices, last_page_len):
             check_lists(indptr, indices, last_page_len, page_size)
         device = self.device or indices.device
         indptr, indices, last_page_len = (x.to(device, non_blocking=True) for x in (indptr, indices, last_page_len))
@@ -49,7 +48,7 @@ class PageLists:
             pages = -(-count("max_sequence_kv", longest) // page_size)
         elif self.graph and self.most is not None:
             pages = self.most
-        elif on_gpu(indptr) or self.graph:
+        elif self.graph or not in_sight(indptr):
             pages = int(indices.shape[0])
         else:
             pages = int(indptr.long().diff().max()) if indptr.shape[0] > 1 else 0
@@ -198,7 +197,7 @@ def _slots(
                     last_page_len=last_page_len)
     sequence, position = batch_indices.long(), positions.long()
     batch = int(indptr.shape[0]) - 1
-    if not on_gpu(indices):
+    if in_sight(batch_indices, positions, indices, indptr, last_page_len):
         check_lists(indptr, indices, last_page_len, page_size)
         known = (sequence >= -1) & (sequence < batch)
         require(known.all(), f"batch_indices is {batch_indices.tolist()}", f"from 0 to {batch - 1}, or -1 to skip one")

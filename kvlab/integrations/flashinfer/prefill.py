@@ -9,9 +9,8 @@ from torch import Tensor
 
 from kvlab.attention import mha_prefill, mha_prefill_paged
 from kvlab.attention.masks import Mask, MaterializedMask
-from kvlab.common.arrays import on_gpu
 from kvlab.common.checks import count, flag, require
-from kvlab.integrations.adapting import checked_tensors, in_names, lacks, sight
+from kvlab.integrations.adapting import checked_tensors, in_names, in_sight, lacks, sight
 
 from .pages import PageLists, checked_layout, halves
 from .scores import (
@@ -59,7 +58,7 @@ class _Prefill:
         self.scores = Scores.of({"q_data_type": "float16", **taken}, causal=self.causal and not masked, more=more)
         self.value_dim = heads[1] if options.get("head_dim_vo") is None else options["head_dim_vo"]
         longest = options.get("max_token_per_sequence")
-        if longest is None and not on_gpu(starts) and not self.graph:
+        if longest is None and not self.graph and in_sight(starts):
             longest = int(starts.long().diff().max()) if starts.shape[0] > 1 else 0
         self.longest = None if longest is None else count("max_token_per_sequence", longest)
         self.starts = self.kept("starts", starts.to(self.device or starts.device, non_blocking=True))

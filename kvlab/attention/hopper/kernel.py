@@ -15,6 +15,10 @@ from kvlab.attention.features.scores import adjust_by_row_kernel as adjust_by_ro
 from kvlab.attention.features.scores import factor_of_kernel as factor_of
 from kvlab.attention.features.scores import hide_kernel as hide
 from kvlab.attention.features.sinks import add_sink_kernel as add_sink
+from kvlab.attention.tiles.online_softmax import LN2 as _LN2
+from kvlab.attention.tiles.online_softmax import LOG2E as _LOG2E
+from kvlab.attention.tiles.online_softmax import LOWEST as _LOWEST
+from kvlab.attention.tiles.online_softmax import log_sum_kernel as log_sum
 from kvlab.triton_support.launching import Again
 from kvlab.triton_support.twins import compiled
 from kvlab.triton_support.versions import has_smem_reinterpret
@@ -25,13 +29,14 @@ TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 TILE8_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 8, rank=2))
 REINTERPRETS = gl.constexpr(has_smem_reinterpret())
 PANEL = gl.constexpr(64)  # columns of 16 bits in a row of 128 bytes, the widest swizzle; 128 of 8 bits
+LN2, LOG2E, LOWEST = gl.constexpr(_LN2), gl.constexpr(_LOG2E), gl.constexpr(_LOWEST)
 load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 meet = getattr(gl, "barrier", None) or gl.thread_barrier
 store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 # A power of two: times the scale it is exact, so that m * scale - m * scale is 0 in a fused multiply-add, too.
 NOTHING = gl.constexpr(-(2.0**100))
 globals().update(compiled(
-    gluon.jit, gl, add_sink, adjust_by_row, factor_of, head_scale, hide, key_count, key_range,
+    gluon.jit, gl, add_sink, adjust_by_row, factor_of, head_scale, hide, key_count, key_range, log_sum,
 ))
 
 

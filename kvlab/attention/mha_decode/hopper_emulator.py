@@ -18,7 +18,7 @@ from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.tiles.fp8_pairs.emulator import narrow
 from kvlab.attention.tiles.masked import load, store
-from kvlab.attention.tiles.online_softmax import LN2, LOG2E, LOWEST
+from kvlab.attention.tiles.online_softmax import LN2, LOG2E, LOWEST, log_sum
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import add_products, divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
@@ -183,7 +183,7 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     sees = num_keys - C.TOKENS + 1 + token > lo
     some = total != 0
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
-        lse = np.where(some, (top + log2(total)) * np.float32(LN2), np.float32(-np.inf))
+        lse = log_sum(top, total, some)
         factor = np.full(ROWS, np.float32(scales.v.number))
         of_row = kv_head + np.minimum(kv, C.HEADS - 1)
         factor = head_scale(factor, scales.v.heads, batch, of_row)

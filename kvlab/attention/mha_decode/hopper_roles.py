@@ -6,8 +6,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2
 
-from kvlab.attention.hopper.kernel import adjust_by_row, factor_of, find_pages, head_scale, meet
-from kvlab.attention.tiles.online_softmax import LOWEST as _LOWEST
+from kvlab.attention.hopper.kernel import (
+    LN2,
+    LOG2E,
+    LOWEST,
+    adjust_by_row,
+    factor_of,
+    find_pages,
+    head_scale,
+    log_sum,
+    meet,
+)
 
 from .hopper_steps import (
     MMA,
@@ -26,9 +35,6 @@ from .hopper_steps import (
     of_every_warp,
     rows_of,
 )
-
-LOG2E = gl.constexpr(1.4426950408889634)
-LOWEST = gl.constexpr(_LOWEST)
 
 
 @gluon.jit
@@ -144,7 +150,7 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
     kv, token, head = rows_of(gl.arange(0, 16, layout=gl.SliceLayout(1, OUT)), C)
     sees = num_keys - C.TOKENS + 1 + token > lo
     some = total != 0
-    lse = gl.where(some, (top + gl.log2(total)) * 0.6931471805599453, float("-inf"))
+    lse = log_sum(top, total, some)
     factor = gl.full([16], 1.0, gl.float32, layout=gl.SliceLayout(1, OUT)) * v_factor
     of_row = kv_head + gl.minimum(kv, C.HEADS - 1)
     factor = head_scale(factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, of_row)
@@ -226,7 +232,7 @@ def join(item, groups, splits, counters, results, part_of, C: gl.constexpr):
             top = new
         #: combine -> lse, o    weighted mean; rows without a sum have seen no key: 0 and -inf
         some = total != 0
-        lse = gl.where(some, top + gl.log2(total) * 0.6931471805599453, float("-inf"))
+        lse = gl.where(some, top + gl.log2(total) * LN2, float("-inf"))
         factor = gl.convert_layout(1.0 / total, gl.SliceLayout(1, SUMS))
         seen = gl.convert_layout(some, gl.SliceLayout(1, SUMS))
         o = gl.where(seen[:, None], o * factor[:, None], 0.0)

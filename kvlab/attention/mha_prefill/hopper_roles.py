@@ -39,8 +39,8 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
     #: begin -> t, it, j    the first tile is the program's own; none loaded yet
     q_full, q_free, k_full, k_free, raw_full, raw_free = bars
     seqs, table_batch, pages = where  #- launch
-    cu_q, cu_k, table, lens, taken = seqs  #- launch
-    tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right = sizes  #- launch
+    _, _, table, _, taken = seqs  #- launch
+    tiles, _, _, _, _, _, group, _, _, left, right = sizes  #- launch
     NC: gl.constexpr = C.NC
     ROWS: gl.constexpr = NC * C.BM
     it = 0  # K/V blocks so far: stage it % NB, phase it // NB
@@ -48,11 +48,8 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
     t = gl.program_id(0)
     while t < tiles:
         #: find -> head, row, lo, hi    the rows of a tile, and the blocks of keys that they see
-        batch, head, row, q_first, num_q, k_first, num_keys = find_tile(
-            t, row_tiles, together, cu_q, cu_k, lens, batches, steps, heads, max_q, max_k,
-            ROWS, C.RAGGED_Q, C.RAGGED_K, C.PAGE, C.ALIGNED,
-        )
-        lo, hi = key_blocks(row, num_q, num_keys, left, right, ROWS, C.BN)
+        batch, head, row, q_first, num_q, k_first, num_keys = find_tile(t, seqs, sizes, C)
+        lo, hi = key_blocks(row, num_q, num_keys, left, right, C)
         q_batch = batch * 0 if C.RAGGED_Q else batch
         k_batch = batch * 0 if C.RAGGED_K else batch
         exists = (row + ROWS > 0) & (gl.maximum(row, 0) < num_q)
@@ -62,7 +59,7 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
             slot = j % C.NQ
             for w in gl.static_range(NC):
                 mbarrier.wait(q_free.index(slot * NC + w), ((j // C.NQ) & 1) ^ 1)
-            tell(words, slot, batch, head, row, q_first, num_q, num_keys, C.RAGGED_Q)
+            tell(words, slot, batch, head, row, q_first, num_q, num_keys, C)
             meet()  # every lane has stored before one of them arrives at the barriers
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in gl.static_range(NC):
@@ -74,7 +71,7 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free
                 b = it % C.NB
                 key = (hi - 1 - i) * C.BN
-                found = find_pages(pages_of, k_batch, key, num_keys, pages, C.BN, C.BOX, C.PAGE)  # before the wait
+                found = find_pages(pages_of, k_batch, key, num_keys, pages, C)  # before the wait
                 mbarrier.wait(k_free.index(b), ((it // C.NB) & 1) ^ 1)
                 load_rows(
                     dk, k_s, k_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.D, C.PAGE, C.ITEM
@@ -114,8 +111,8 @@ def transpose(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
     while batch >= 0:
         #: hear -> slot, lo, hi, first    the tile; its words have been read; the first key that a row sees
         slot = j % C.NQ
-        _, tile_row, _, num_q, num_keys = hear(words, slot, max_q, max_k, C.RAGGED_Q)
-        lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C.NC * C.BM, C.BN)
+        _, tile_row, _, num_q, num_keys = hear(words, slot, max_q, max_k, C)
+        lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C)
         for w in gl.static_range(NC):
             mbarrier.arrive(q_free.index(slot * NC + w), count=1)
         first = num_keys - num_q - left
@@ -163,8 +160,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         #: hear -> slot, head, row, lo, hi, position, factor    the tile, where its rows stand, the scale of its head
         slot = j % C.NQ
         u = slot * C.NC + W
-        head, tile_row, q_first, num_q, num_keys = hear(words, slot, max_q, max_k, C.RAGGED_Q)
-        lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C.NC * BM, BN)
+        head, tile_row, q_first, num_q, num_keys = hear(words, slot, max_q, max_k, C)
+        lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C)
         row = tile_row + W * BM
         position = row + num_keys - num_q
         kv_head = head // group
@@ -190,7 +187,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         #: mask -> s    the features of scores, keys that a row does not see
         s = adjust_by_row(s, factor, inner, numbers)
         if C.FIRST:
-            s = mask_block(s, position, (hi - 1) * BN, num_keys, features, numbers, BM, BN, C.WINDOW, S_LAYOUT)
+            s = mask_block(s, position, (hi - 1) * BN, num_keys, features, numbers, C, S_LAYOUT)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
         m = gl.max(s, 1)
         if C.FIXED:  # from here on m is in units of log2
@@ -232,7 +229,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 s = adjust_by_row(s, factor, inner, numbers)
             cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < position + BM - 1 - left)
             if C.MASKED and cut:
-                s = mask_block(s, position, key, num_keys, features, numbers, BM, BN, C.WINDOW, S_LAYOUT)
+                s = mask_block(s, position, key, num_keys, features, numbers, C, S_LAYOUT)
             #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
                 e = capped_weights(s, m, inner, scale)

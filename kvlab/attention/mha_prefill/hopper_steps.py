@@ -41,26 +41,26 @@ def receive(words, i):
 
 
 @gluon.jit
-def tell(words, slot, batch, head, row, q_first, num_q, num_keys, RAGGED_Q: gl.constexpr):
+def tell(words, slot, batch, head, row, q_first, num_q, num_keys, C: gl.constexpr):
     """Tells the tile in ``slot``, for the other partitions; of ragged sequences where it is, too."""
     send(words, slot * 8, batch)
     send(words, slot * 8 + 1, head)
     send(words, slot * 8 + 2, row)
-    if RAGGED_Q:
+    if C.RAGGED_Q:
         send(words, slot * 8 + 3, q_first)
         send(words, slot * 8 + 4, num_q)
         send(words, slot * 8 + 5, num_keys)
 
 
 @gluon.jit
-def hear(words, slot, max_q, max_k, RAGGED_Q: gl.constexpr):
+def hear(words, slot, max_q, max_k, C: gl.constexpr):
     """Hears of the tile in ``slot``: its head, its first row, and where its sequence is."""
     head = receive(words, slot * 8 + 1)
     tile_row = receive(words, slot * 8 + 2)
     q_first = head * 0
     num_q = max_q
     num_keys = max_k
-    if RAGGED_Q:
+    if C.RAGGED_Q:
         q_first = receive(words, slot * 8 + 3)
         num_q = receive(words, slot * 8 + 4)
         num_keys = receive(words, slot * 8 + 5)
@@ -68,18 +68,18 @@ def hear(words, slot, max_q, max_k, RAGGED_Q: gl.constexpr):
 
 
 @gluon.jit
-def find_tile(
-    t, row_tiles, together, cu_q, cu_k, lens, batches, steps, heads, max_q, max_k,
-    ROWS: gl.constexpr, RAGGED_Q: gl.constexpr, RAGGED_K: gl.constexpr, PAGE: gl.constexpr, ALIGNED: gl.constexpr,
-):
+def find_tile(t, seqs, sizes, C: gl.constexpr):
     """Tile number -> its sequence, query head and first row, and the sequence's offsets and lengths.
 
     Groups of ``together`` heads one after the other; in a group the last rows first, since they see most keys, heads
     innermost. The last tile of a sequence ends with it: the first may begin before it, or be empty. ALIGNED: tiles
-    begin at positions that are multiples of ROWS, and both ends of a sequence may lie inside one.
-    Ragged: sequence b owns the tiles from ``cu_q[b] // ROWS + b`` on, or ``+ 2 b``, where one more may be touched.
+    begin at positions that are multiples of their rows, and both ends of a sequence may lie inside one.
+    Ragged: sequence b owns the tiles from ``cu_q[b] // rows + b`` on, or ``+ 2 b``, where one more may be touched.
     """
-    SPARE: gl.constexpr = 2 if ALIGNED else 1
+    cu_q, cu_k, _, lens, _ = seqs
+    _, row_tiles, together, batches, steps, heads, _, max_q, max_k, _, _ = sizes
+    ROWS: gl.constexpr = C.NC * C.BM
+    SPARE: gl.constexpr = 2 if C.ALIGNED else 1
     r = t % (together * row_tiles)
     head = t // (together * row_tiles) * together + r % together
     tile = row_tiles - 1 - r // together
@@ -90,7 +90,7 @@ def find_tile(
     num_keys = max_k
     above = tile
     below_end = row_tiles - tile
-    if RAGGED_Q:
+    if C.RAGGED_Q:
         batch = head * 0
         last = batches - 1
         for _ in range(steps):
@@ -103,39 +103,37 @@ def find_tile(
         num_q = end - q_first
         above = tile - q_first // ROWS - SPARE * batch
         below_end = end // ROWS + batch + 1 - tile
-    if RAGGED_K:
+    if C.RAGGED_K:
         k_first = gl.load(cu_k + batch).to(gl.int32)
         num_keys = gl.load(cu_k + batch + 1).to(gl.int32) - k_first
-    if PAGE:
+    if C.PAGE:
         num_keys = key_count(gl.load(lens + batch), max_k)
     row = num_q - below_end * ROWS
-    if ALIGNED:
+    if C.ALIGNED:
         row = above * ROWS - ((num_keys - num_q) & (ROWS - 1))
     return batch, head % heads, row, q_first, num_q, k_first, num_keys
 
 
 @gluon.jit
-def key_blocks(row, num_q, num_keys, left, right, ROWS: gl.constexpr, BN: gl.constexpr):
+def key_blocks(row, num_q, num_keys, left, right, C: gl.constexpr):
     """Blocks of BN keys that some row of the tile sees, ``lo`` to ``hi - 1``; at least one, which then is masked."""
     top = row + num_keys - num_q
-    bottom = top + ROWS - 1
-    hi = gl.maximum(gl.cdiv(gl.minimum(bottom + right + 1, num_keys), BN), 1)
+    bottom = top + C.NC * C.BM - 1
+    hi = gl.maximum(gl.cdiv(gl.minimum(bottom + right + 1, num_keys), C.BN), 1)
     first = gl.maximum(top, num_keys - num_q) - left  # rows before the sequence see nothing
-    lo = gl.minimum(gl.maximum(first, 0) // BN, hi - 1)
+    lo = gl.minimum(gl.maximum(first, 0) // C.BN, hi - 1)
     return lo, hi
 
 
 @gluon.jit
-def find_pages(
-    table, batch, key, num_keys, pages, BN: gl.constexpr, BOX: gl.constexpr, PAGE: gl.constexpr
-):
+def find_pages(table, batch, key, num_keys, pages, C: gl.constexpr):
     """The page of each box of a block of keys; of those past the end, which are not looked up, ``pages``: none."""
     found = ()
-    first = table + key // PAGE if PAGE else table
-    for j in gl.static_range(BN // BOX):
+    first = table + key // C.PAGE if C.PAGE else table
+    for j in gl.static_range(C.BN // C.BOX):
         page = batch
-        if PAGE:
-            page = gl.load(first + j, mask=key + j * BOX < num_keys, other=pages).to(gl.int32)
+        if C.PAGE:
+            page = gl.load(first + j, mask=key + j * C.BOX < num_keys, other=pages).to(gl.int32)
         found = found + (page,)  # type: ignore[assignment]
     return found
 
@@ -239,15 +237,12 @@ def multiply_pv(p, v_s, b, o):
 
 
 @gluon.jit
-def mask_block(
-    s, position, key, num_keys, features, numbers, BM: gl.constexpr, BN: gl.constexpr, WINDOW: gl.constexpr,
-    S_LAYOUT: gl.constexpr,
-):
+def mask_block(s, position, key, num_keys, features, numbers, C: gl.constexpr, S_LAYOUT: gl.constexpr):
     """-inf for the keys that a row does not see; ``position`` of the first row."""
-    rows = position + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
-    c = key + gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT))
+    rows = position + gl.arange(0, C.BM, layout=gl.SliceLayout(1, S_LAYOUT))
+    c = key + gl.arange(0, C.BN, layout=gl.SliceLayout(0, S_LAYOUT))
     first, limit = key_range(rows, num_keys, numbers.left, numbers.right, None)
-    return hide(s, (None, None, rows, None, first, limit), c, features, numbers, WINDOW)
+    return hide(s, (None, None, rows, None, first, limit), c, features, numbers, C.WINDOW)
 
 
 @gluon.jit

@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kvlab.attention.hopper.kernel import (
+    LN2,
     NOTHING,
     PANEL,
     accumulator,
@@ -169,7 +170,7 @@ def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
         rows_s.index(1).store(inv)
         send(p_s, rows_s, p, alpha)
         #: normalise -> o, lse    natural logarithm
-        lse = gl.where(total == 0, float("-inf"), (m * scale + gl.log2(total)) * 0.6931471805599453)
+        lse = gl.where(total == 0, float("-inf"), (m * scale + gl.log2(total)) * LN2)
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
         o = o * gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))[:, None]
         #: store    registers -> DRAM; an empty split leaves its partial output alone

@@ -64,4 +64,4 @@ def log_sum(m: Array, l: Array, sees: Array) -> Array:
 
 def log_sum_kernel(m, l, sees):
     """The lse of rows ``[BM]``, as of ``log_sum``."""
-    return tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
+    return tl.where(sees, (m + tl.log2(l)) * LN2, -float("inf"))

@@ -85,6 +85,17 @@ def adjust_by_row(s: Fragments, factor: Array, inner: Any, features: Features) -
     return s
 
 
+def beyond_rows(features: Features) -> str | None:
+    """Keyword of a feature that ``adjust_by_row`` and an interval of keys cannot do, None if they can do all.
+
+    >>> beyond_rows(Features(slopes=np.ones((1, 4), np.float32))), beyond_rows(Features(softcap=30.0))
+    ('alibi_slopes', None)
+    """
+    mask = features.mask
+    asked = {"leftpad_k": mask.leftpad, "q_positions": mask.positions, "alibi_slopes": features.slopes}
+    return next((name for name, array in asked.items() if array is not None), None)
+
+
 def hide(
     s: Fragments, rows: tuple[Array, ...], key: Array, features: Features, bounded: bool
 ) -> Fragments:

@@ -7,6 +7,7 @@ from typing import Any
 from kvlab.attention.call.backends import BACKENDS, choose_backend
 from kvlab.attention.features.masks import UNLIMITED
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scores import beyond_rows
 from kvlab.attention.machines.gpu import machine, traits
 from kvlab.common.arrays import address_of, dtype_of, element_strides, on_gpu
 from kvlab.triton_support.versions import gluon_lacks
@@ -46,16 +47,11 @@ def decode_lacks(features: Features) -> str | None:
     ('softcap', None)
     """
     mask = features.mask
-    for name, array in (("leftpad_k", mask.leftpad), ("q_positions", mask.positions)):
-        if array is not None:
-            return name
+    if beyond := beyond_rows(features):
+        return beyond
     if (mask.left, mask.right, mask.chunk) != (UNLIMITED, 0, 0) or mask.valid is not None or mask.bias is not None:
         return "a mask other than the causal one"
-    for name, asked in (("softcap", features.softcap > 0), ("sinks", features.sinks is not None),
-                        ("alibi_slopes", features.slopes is not None)):
-        if asked:
-            return name
-    return None
+    return "softcap" if features.softcap > 0 else "sinks" if features.sinks is not None else None
 
 
 def tma_takes(array: Any, name: str) -> bool:

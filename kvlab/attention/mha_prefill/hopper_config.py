@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kvlab.attention.features.masks import UNLIMITED
 from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.features.scores import beyond_rows
 from kvlab.attention.hopper.choice import tma_takes
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.tile_bytes import BARRIER_BYTES
@@ -113,10 +114,8 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
             return f"dtype {array.dtype}"
     if mask.chunk or mask.valid is not None or mask.bias is not None or min(mask.left, mask.right) < 0:
         return "a mask other than causal and windows around the query"
-    for name, asked in (("leftpad_k", mask.leftpad), ("q_positions", mask.positions),
-                        ("alibi_slopes", features.slopes)):
-        if asked is not None:
-            return name
+    if beyond := beyond_rows(features):
+        return beyond
     if "token" in features.scales.kinds:
         return "scales of tokens"
     if inputs.out is not None and dtype_of(inputs.out, "out").itemsize != 2:

@@ -58,6 +58,7 @@ class MLADecodeOptions(LatentFeatureOptions, SplitOptions, total=False):
 
     v_dim: int
     indices: Array | None
+    balanced: bool
     backend: Backend
 
 

@@ -82,6 +82,9 @@ def mla_decode_paged(
     return_lse   return ``(out, lse)`` with lse ``[B, H]`` or ``[B, S, H]``, float32, natural logarithm (``base2``: of
                  base 2)
     kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
+    balanced     share the rows of all sequences equally, whatever their lengths: a work list of the step is made on the
+                 device; the portable kernel; the same lengths give the same order of sums. num_splits,
+                 batch_invariant, indices and leftpad_k must be left out
     batch_invariant  the same bits for a sequence alone and in any batch: its keys are split by the columns of the
                  table alone
     backend      "auto": the emulator for NumPy arrays, for torch tensors the Gluon kernel for sm_90 where that can do

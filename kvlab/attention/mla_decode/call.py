@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from kvlab.attention.call.backends import function_at
 from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import check_dtype, check_lengths_and_pages, check_slots, lengths_with_new
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows, row_scales
 from kvlab.attention.call.layers import latent_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes
+from kvlab.attention.call.planned import HOME
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
-from kvlab.common.arrays import add_axis, dtype_of, element_strides
+from kvlab.common.arrays import add_axis, dtype_of, element_strides, on_gpu
 from kvlab.common.checks import require, shown
 from kvlab.triton_support.versions import holds_wgmma_rows
 
 from .config import MLADecodeProblem, MLAInputs, choose_config
 from .hopper_config import SUPPORTED, choose_hopper, hopper_lacks
 
+LATENT = f"{HOME}.latent"
+"""Where latent rows are walked over a schedule."""
 MAX_TOKENS = 16
 MAX_HEADS = 128
 
@@ -42,6 +47,7 @@ class MLADecode(Call[Any]):
     paged_scales = ("k_scale",)
     v_dim: int = 512
     indices: Any = None
+    balanced: bool = False
     num_splits: int | None = None
     mask_value: float = MASK_VALUE
     q: Any
@@ -53,6 +59,11 @@ class MLADecode(Call[Any]):
 
     def check_arguments(self, sizes: Sizes) -> None:
         q, kv_cache, v_dim, D, tokens = self.q, self.kv_cache, self.v_dim, sizes["D"], sizes.get("S", 1)
+        if self.balanced:
+            taken = ("num_splits", "batch_invariant", "indices", "leftpad_k")
+            given = {name: self.arguments.get(name) for name in taken}
+            fixed = " and ".join(name for name, value in given.items() if value is not None and value is not False)
+            require(not fixed, f"{fixed} with balanced=True", "left out: units follow from the lengths alone")
         if self.indices is None:
             require(1 <= tokens <= MAX_TOKENS, f"q has {tokens} new tokens a sequence", f"1 to {MAX_TOKENS}")
         else:
@@ -121,7 +132,7 @@ class MLADecode(Call[Any]):
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         inputs, features = self.inputs, self.features
         problem = MLADecodeProblem.of(*inputs[:5], self.row_scales)
-        lacks = hopper_lacks(inputs, problem, features, scale)
+        lacks = "balanced=True" if self.balanced else hopper_lacks(inputs, problem, features, scale)
         chosen, reason, hopper = choose_with_hopper(inputs.q, self.backend, lacks, None, SUPPORTED)
         emulated = self.arch if chosen == "emulator" else None
         splits: dict[str, Any] = {"num_splits": self.num_splits, "batch_invariant": self.batch_invariant}
@@ -144,9 +155,25 @@ class MLADecode(Call[Any]):
         target = target_of(inputs.q, emulated)
         config = choose_config(
             problem, processors=target.processors, arch=target.arch, emulated=emulated is not None,
-            heavy=features.heavy or problem.fp8, wgmma=holds_wgmma_rows(), **splits,
+            heavy=features.heavy or problem.fp8, wgmma=holds_wgmma_rows(),
+            **splits | ({"num_splits": 1} if self.balanced else {}),
         )
+        if self.balanced:
+            walk = function_at(f"{LATENT}.config:walk_of")(config, processors=target.processors)
+            grid = walk.schedule.grid(problem.kv_heads)
+            sibling = {"triton": f"{LATENT}.kernel", "emulator": f"{LATENT}.emulator"}.get(chosen, chosen)
+            return Explanation("mla_decode", chosen, reason, walk, grid, emulated), problem, sibling
         return Explanation("mla_decode", chosen, reason, config, config.grid(problem), emulated), problem, chosen
+
+    def explained(self) -> Explanation:
+        """See :class:`Call`; and the schedule, where the lengths are in CPU memory."""
+        told, mask = self.plan.explanation, self.features.mask
+        if not self.balanced or on_gpu(self.q):
+            return told
+        sizes = function_at(f"{LATENT}.config:walked")(self.plan.problem)
+        items = function_at(f"{HOME}.config:schedule_problem")(sizes, mask.left, mask.right)
+        made = function_at(f"{HOME}.step:schedule_of")([told.config.schedule], items, self.seq_lens, None)
+        return replace(told, schedule=made)
 
     def named(self) -> dict[str, Any]:
         return super().named() | ({} if self.row_scales is None else {"row_scales": self.row_scales})

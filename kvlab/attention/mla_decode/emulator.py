@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 
 def place(
-    cache: PagedKVCache, batch: Array, key: Array, pad: Array, exists: Array, slots: int | None
+    cache: PagedKVCache, batch: Array, key: Array, pad: Array | int, exists: Array, slots: int | None
 ) -> tuple[Array, Array, Array, Array]:
     """(page, slot, key, exists) of the keys of a tile, which ``pad`` others are before; ``slots``: of the cache, which
     the table lists.

@@ -1,0 +1,143 @@
+"""MLA decode over a schedule. Rests on the float64 reference in the tolerance of yardsticks; on decode without splits,
+whose bits a sequence has that is not cut; on the plan of the lengths; on the compilers' artefacts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from caught import SHARED, Caught, as_launched, as_tensors
+from mla_cases import FULL, Case, Inputs
+from yardsticks import assert_accurate, bits
+
+from kvlab.attention import explain, mla_decode_paged, plan
+from kvlab.attention.attend_paged.latent import emulator
+from kvlab.attention.attend_paged.latent.config import LatentWalk, walk_of
+from kvlab.attention.mla_decode import emulator as unsplit
+from kvlab.attention.mla_decode.config import MLADecodeProblem, choose_config
+from kvlab.common.arrays import to_torch
+from kvlab.mirror import check, lockstep
+from kvlab.staging import Traffic
+from kvlab.triton_support.versions import holds_wgmma_rows
+
+OP = "kvlab.attention.attend_paged.latent"
+
+
+def call(x: Inputs, teams: int, arch: str = "sm_90") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arrays and arguments of a launch whose tiles are shared by so many teams."""
+    arrays = x.q, *x.windows, x.table, x.lens
+    problem = MLADecodeProblem.of(*arrays, x.row_scales)
+    heavy = x.features.heavy or problem.fp8
+    tiles = choose_config(problem, num_splits=1, arch=arch, emulated=True, heavy=heavy, wgmma=holds_wgmma_rows())
+    config = walk_of(tiles, processors=teams * min(tiles.row_tiles, 4), ctas=1)
+    named: dict[str, Any] = {"scale": x.scale, "features": x.features, "config": config}
+    return arrays, named if x.row_scales is None else named | {"row_scales": x.row_scales}
+
+
+UNEVEN = [
+    (Case((900, 0, 40, 3, 17), H=5, page=5), 3, "sm_90"),
+    (Case((700, 33, 64), H=40, columns=FULL, page=64, dtype="fp16", sinks=True), 4, "sm_90"),
+    (Case((300, 40), H=20, S=16, columns=(256, 32), softcap=3.0, temperature=True), 3, "sm_80"),
+    (Case((500, 30), H=3, S=3, row="rope-aware", k_scale="token", window=90, slopes=True), 5, "sm_90"),
+    (Case((400, 9), H=3, columns=FULL, row="scaled"), 3, "sm_90"),
+    (Case((0, 0), H=3), 2, "sm_90"),
+    (Case((900, 0, 40), H=7), 3, "gfx950"),
+]
+
+
+@pytest.mark.parametrize("case, teams, arch", UNEVEN, ids=str)
+def test_emulated(case: Case, teams: int, arch: str) -> None:
+    x = case.build()
+    arrays, named = call(x, teams, arch)
+    assert_accurate(x, *emulator.launch(*arrays, **named, arch=arch))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case, teams", [
+    (Case((150, 0, 20), H=3, S=5, page=5, sinks=True), 3),
+    (Case((200, 5), H=3, row="rope-aware", k_scale="token", window=90), 4),
+], ids=str)
+def test_lockstep(case: Case, teams: int) -> None:
+    """Every output of every step of the walk; and the results, which the join completes."""
+    x = case.build()
+    arrays, named = call(x, teams)
+    arrays_by_name = dict(zip(("q", "kv_cache", "k_rope", "block_table", "seq_lens"), arrays, strict=True))
+    result = lockstep(OP, arrays_by_name | named)
+    assert result.ok, str(result.first_difference)
+
+
+def test_the_twins_mirror_each_other() -> None:
+    assert check(OP).ok
+
+
+def test_a_sequence_that_is_not_cut_has_the_bits_of_decode() -> None:
+    """One team does all sequences one after the other; the same lengths give the same bits."""
+    x = Case((300, 0, 17, 129), H=5, S=2).build()
+    arrays, named = call(x, 1)
+    config: LatentWalk = named.pop("config")
+    ours, again = (emulator.launch(*arrays, **named, config=config) for _ in range(2))
+    plain = unsplit.launch(*arrays, **named, config=config.tiles)
+    assert [bits(a) for a in ours] == [bits(a) for a in plain] == [bits(a) for a in again]
+
+
+def test_each_row_is_read_once() -> None:
+    """Bytes from DRAM: the rows of every key, and q once for each unit of the plan and sequence without a key."""
+    x = Case((300, 0, 17, 900, 1), H=8).build()
+    (arrays, named), traffic = call(x, 3), Traffic()
+    emulator.launch(*arrays, **named, traffic=traffic)
+    units = len(plan(x.lens, q_heads=8, kv_heads=1, config=named["config"].schedule).units)
+    units += int((x.lens == 0).sum())
+    row = 192 * 2
+    assert traffic.moved["DRAM->SMEM"] == int(x.lens.sum()) * row + units * 8 * row
+
+
+def test_the_public_call() -> None:
+    x = Case((300, 0, 40), H=5, S=5).build()
+    for backend in ("emulator", "reference"):
+        out, lse = mla_decode_paged(*x.arrays, balanced=True, backend=backend, return_lse=True, **x.options)
+        assert_accurate(x, out, lse)
+    told = explain(mla_decode_paged, *x.arrays, balanced=True, **x.options)
+    assert told.grid == (told.config.schedule.programs,) == (132,)
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"num_splits": 2}, "num_splits with balanced=True: must be left out"),
+    ({"batch_invariant": True}, "batch_invariant with balanced=True"),
+    ({"leftpad_k": np.array([1])}, "leftpad_k with balanced=True"),
+    ({"indices": np.zeros((1, 3), int)}, "indices with balanced=True"),
+    ({"balanced": 1}, "balanced is 1: must be True or False"),
+    ({"backend": "hopper"}, r"backend is 'hopper' with balanced=True"),
+])
+def test_bad_calls(options: dict[str, Any], words: str) -> None:
+    x = Case((30,)).build()
+    with pytest.raises(ValueError, match=words):
+        mla_decode_paged(*x.arrays, **{"balanced": True, **x.options, **options})
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("H, target", [(16, "sm_90"), (128, "sm_90"), (128, "gfx950")])
+def test_walk_compiled(H: int, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What registers do not hold is put aside between units, not in the loop over keys."""
+    from kvlab.attention.attend_paged.latent import kernel
+
+    x = Case((5,), H=H, columns=FULL, page=64).build()
+    tensors = [to_torch(a) for a in (x.q, *x.windows, x.table, x.lens)]
+    tiles = choose_config(MLADecodeProblem.of(*tensors), num_splits=1, arch=target, wgmma=holds_wgmma_rows())
+    caught = {kind: Caught(getattr(kernel, kind)) for kind in ("walk", "join")}
+    for kind, stub in caught.items():
+        monkeypatch.setattr(kernel, kind, stub)
+    monkeypatch.setattr(kernel, "make_list", lambda *args, **named: (torch.zeros(4096, dtype=torch.int32),))
+    kernel.launch(*tensors, scale=x.scale, features=as_tensors(x.features), config=walk_of(tiles))
+    made = as_launched(caught["walk"].fn, caught["walk"].arguments, target)
+    assert made.shared <= SHARED[target]
+    if target.startswith("gfx"):
+        assert made.spills == 0
+        return
+    lines = made.sass.splitlines()
+    products = [i for i, line in enumerate(lines) if re.search("HMMA|HGMMA", line)]
+    inner = "\n".join(lines[products[0] : products[-1]])
+    assert not re.search(r"\b(LDL|STL)\b", inner)

@@ -6,8 +6,15 @@ from kvlab.layout.algebra.cute_text import from_cute, to_cute
 from kvlab.layout.algebra.divide import flat_divide, local_tile, logical_divide, tiled_divide, zipped_divide
 from kvlab.layout.algebra.grid_text import format_layout
 from kvlab.layout.algebra.int_tuple import crd2idx, idx2crd, prefix_product
-from kvlab.layout.algebra.inverse import left_inverse, right_inverse
+from kvlab.layout.algebra.inverse import (
+    left_inverse,
+    max_common_layout,
+    max_common_vector,
+    nullspace,
+    right_inverse,
+)
 from kvlab.layout.algebra.layout import Layout
+from kvlab.layout.algebra.modes import append, group, prepend, replace
 from kvlab.layout.algebra.operations import (
     coalesce,
     complement,
@@ -63,12 +70,13 @@ __all__ = [
     "ComposedLayout", "GenericToLocalTileCopier", "GenericToSharedAsyncTileCopier", "GenericToSharedTileCopier",
     "HostDeviceTileTensor", "Layout", "LayoutTensor", "LinearLayout", "LocalToGenericTileCopier",
     "LocalToSharedTileCopier", "NullableTileTensor", "SharedToGenericTileCopier", "SharedToLocalTileCopier",
-    "Swizzle", "TensorLayout", "ThreadScope", "TileTensor", "TileType", "blocked_product", "coalesce", "complement",
-    "compose", "composition", "copy_dram_to_local", "copy_dram_to_sram", "copy_dram_to_sram_async",
+    "Swizzle", "TensorLayout", "ThreadScope", "TileTensor", "TileType", "append", "blocked_product", "coalesce",
+    "complement", "compose", "composition", "copy_dram_to_local", "copy_dram_to_sram", "copy_dram_to_sram_async",
     "copy_local_to_dram", "copy_local_to_shared", "copy_sram_to_dram", "copy_sram_to_local", "cosize", "crd2idx",
-    "downcast", "expand_modes_alike", "flat_divide", "flat_product", "format_layout", "from_cute", "idx2crd",
+    "downcast", "expand_modes_alike", "flat_divide", "flat_product", "format_layout", "from_cute", "group", "idx2crd",
     "left_inverse", "local_tile", "logical_divide", "logical_product", "make_layout", "make_ldmatrix_swizzle",
-    "make_ordered_layout", "make_swizzle", "make_tma_swizzle", "prefix_product", "raked_product", "right_inverse",
-    "shape_div", "size", "slice_and_offset", "sublayout", "tile_to_shape", "tiled_divide", "tiled_product", "to_cute",
-    "upcast", "zip_modes", "zipped_divide", "zipped_product",
+    "make_ordered_layout", "make_swizzle", "make_tma_swizzle", "max_common_layout", "max_common_vector", "nullspace",
+    "prefix_product", "prepend", "raked_product", "replace", "right_inverse", "shape_div", "size", "slice_and_offset",
+    "sublayout", "tile_to_shape", "tiled_divide", "tiled_product", "to_cute", "upcast", "zip_modes", "zipped_divide",
+    "zipped_product",
 ]

@@ -228,8 +228,9 @@ def test_left_inverse(a):
 
 @given(layouts())
 def test_left_inverse_is_right_or_refused(a):
+    """CuTe's law."""
     inverse = tried(kl.left_inverse, a)
-    assert [inverse(offset) for offset in values(a)] == list(range(a.size))
+    assert [a(inverse(offset)) for offset in values(a)] == values(a)
 
 
 @given(injective(extents=(2, 3, 4, 6, 8)), st.sampled_from([1, 2, 3, 4, 8]))

@@ -58,7 +58,7 @@ def test_what_is_no_layout(operation, bad):
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda n: kl.complement(TILE, n), lambda n: kl.upcast(TILE, n), lambda n: kl.sublayout(TILE, n),
+        lambda n: kl.replace(TILE, n, TILE), lambda n: kl.upcast(TILE, n), lambda n: kl.sublayout(TILE, n),
         lambda n: kl.make_swizzle(n, 64, 8, "bf16"), lambda n: Swizzle(n, 4, 3, "byte"),
         lambda n: Swizzle(3, 4, 3, "byte").apply(0, n), lambda n: tensor().split(n), lambda n: tensor().split(2, n),
         lambda n: tensor().raw_load(0, n), lambda n: TileTensor(Memory(64), "int32", TILE, 0, n),

@@ -253,13 +253,20 @@ def _leaves(crd: Coord) -> tuple[Coord, ...]:
     return tuple(leaf for item in crd for leaf in _leaves(item)) if isinstance(crd, tuple) else (crd,)
 
 
-def idx2crd(idx: int | IntArray, shape: IntTuple, stride: IntTuple | None = None) -> Coord:
+def idx2crd(idx: int | IntArray | tuple[Any, ...], shape: IntTuple, stride: IntTuple | None = None) -> Coord:
     """The coordinate of an offset: ``(idx // stride) % shape`` of each leaf by itself; column-major strides by default.
-    It inverts :func:`crd2idx` for compact layouts only. A stride of 0 gives coordinate 0.
+    It inverts :func:`crd2idx` for compact layouts only. A stride of 0 gives coordinate 0. A tuple has an offset for
+    each mode of the shape, by the strides of that mode alone.
 
-    >>> idx2crd(17, (3, (2, 4)))
-    (2, (1, 2))
+    >>> idx2crd(17, (3, (2, 4))), idx2crd((2, 5), (3, (2, 4)))
+    ((2, (1, 2)), (2, (1, 2)))
     """
+    if isinstance(idx, tuple):
+        if not isinstance(shape, tuple) or len(shape) != len(idx):
+            raise ValueError(f"index {shown(idx)} has {len(idx)} modes: must have those of shape {shown(shape)}")
+        if stride is not None and (not isinstance(stride, tuple) or len(stride) != len(shape)):
+            raise ValueError(f"stride {shown(stride)} does not fit shape {shown(shape)}: must be the same nesting")
+        return tuple(map(idx2crd, idx, shape, stride or (None,) * len(shape)))
     stride = prefix_product(shape) if stride is None else stride
     if not congruent(shape, stride):
         raise ValueError(f"stride {shown(stride)} does not fit shape {shown(shape)}: must be the same nesting")

@@ -1,4 +1,4 @@
-"""Inverses of layouts."""
+"""Inverses of layouts, and what two layouts have in common."""
 
 from __future__ import annotations
 
@@ -36,30 +36,79 @@ def right_inverse(layout: Layout, *, rule: Rule = "cute") -> Layout:
 
 
 def left_inverse(layout: Layout) -> Layout:
-    """R with ``R(layout(i)) == i``: from which coordinate an offset came. Offsets that the layout leaves out may get
-    any coordinate.
+    """R with ``layout(R(layout(i))) == layout(i)``: from which coordinate an offset came, the first of them where a
+    stride of 0 repeats it; without strides of 0, ``R(layout(i)) == i``. Offsets that the layout leaves out may get any
+    coordinate.
 
-    ValueError where no layout is the inverse: when offsets repeat, or when a stride is not a multiple of the next lower
-    one (or too low to be past its mode).
+    ValueError where no layout is the inverse: when modes interleave, so that offsets repeat, or when a stride is not a
+    multiple of the next lower one (or too low to be past its mode).
 
     >>> left_inverse(Layout("(4,8):(8,1)")), left_inverse(Layout("4:2")), left_inverse(Layout("(2,2):(1,3)"))
     (Layout("(8,4):(4,1)"), Layout("(2,4):(0,1)"), Layout("(3,2):(1,2)"))
+    >>> left_inverse(Layout("(4,3):(0,1)"))
+    Layout("3:4")
     """
     need_layouts("left_inverse", layout)
-    shapes, strides = [], []
+    leaves = []
     reach, extent, step = 1, 1, 0
     for d, s, colex in _by_stride(layout):
-        if s == 1:
+        if s == 1 or d == 0:
             continue
-        if d <= 0 or d % reach or d // reach < extent:
+        if d < 0 or d % reach or d // reach < extent:
             raise ValueError(
                 f"left_inverse of {layout}: stride {d} of shape {s} is not a multiple of {reach * extent}, "
                 f"nor of {reach} past shape {extent}; no layout is the inverse"
             )
-        shapes.append(d // reach)
-        strides.append(step)
+        leaves.append((d // reach, step))
         reach, extent, step = d, s, colex
-    shapes, strides = merged((*shapes, extent), (*strides, step))
+    return _from_leaves([*leaves, (extent, step)])
+
+
+def nullspace(layout: Layout) -> Layout:
+    """The coordinates that the strides of 0 leave at offset 0: ``layout(nullspace(i)) == 0``, in ascending order.
+
+    >>> nullspace(Layout("(4,3,2):(1,0,4)")), nullspace(Layout("(4,8):(8,1)"))
+    (Layout("3:4"), Layout("1:0"))
+    """
+    need_layouts("nullspace", layout)
+    leaves = [(s, step) for d, s, step in _by_stride(layout) if d == 0 and s > 1] or [(1, 0)]
+    return _from_leaves(leaves)
+
+
+def max_common_layout(a: Layout, b: Layout) -> Layout:
+    """The longest R with ``a(R(i)) == b(R(i)) == i``: the coordinates at which both have offsets 0, 1, 2, ... What a
+    copy from one to the other may move as one vector.
+
+    >>> max_common_layout(Layout("(4,2,2):(4,1,2)"), Layout("(4,4):(4,1)"))
+    Layout("(4,4):(4,1)")
+    >>> max_common_layout(Layout("(16,2):(1,32)"), Layout("(4,8):(1,4)"))
+    Layout("16:1")
+    """
+    need_layouts("max_common_layout", a, b)
+    steps = {d: (s, step) for d, s, step in _by_stride(a) if d > 0}
+    others = {d: (s, step) for d, s, step in _by_stride(b) if d > 0}
+    reach, leaves = 1, [(1, 0)]
+    while reach in steps and reach in others and steps[reach][1] == others[reach][1]:
+        extent = min(steps[reach][0], others[reach][0])
+        leaves.append((extent, steps[reach][1]))
+        if steps[reach][0] != others[reach][0]:
+            break
+        reach *= extent
+    return _from_leaves(leaves)
+
+
+def max_common_vector(a: Layout, b: Layout) -> int:
+    """Number of elements of :func:`max_common_layout`.
+
+    >>> max_common_vector(Layout("(8,4):(1,8)"), Layout("(8,4):(1,16)"))
+    8
+    """
+    return max_common_layout(a, b).size
+
+
+def _from_leaves(leaves: list[tuple[int, int]]) -> Layout:
+    """A coalesced layout of (shape, stride) leaves."""
+    shapes, strides = merged(tuple(s for s, _ in leaves), tuple(d for _, d in leaves))
     return unchecked(shapes[0], strides[0]) if len(shapes) == 1 else unchecked(tuple(shapes), tuple(strides))
 
 

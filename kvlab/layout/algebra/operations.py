@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 from kvlab.common.checks import shown
 from kvlab.layout.algebra.checked import need_layouts
 from kvlab.layout.algebra.composed import ComposedLayout
-from kvlab.layout.algebra.int_tuple import IntTuple, as_int, flatten
+from kvlab.layout.algebra.int_tuple import IntTuple, as_int, flatten, int_tuple
 from kvlab.layout.algebra.layout import Layout, unchecked
 from kvlab.layout.algebra.swizzle import Swizzle
 from kvlab.layout.algebra.systems import Rule, check_rule
@@ -163,19 +163,24 @@ def unwrapped(layout: Layout) -> Layout:
     return layout
 
 
-def complement(layout: Layout, size: int = 1) -> Layout:
+def complement(layout: Layout, size: IntTuple = 1) -> Layout:
     """The offsets that ``layout`` leaves out, repeated until about ``size``: no sum of an offset of the layout and an
     offset of the complement occurs twice, and the complement's strides ascend. Where the strides of the layout, in
     ascending order, are multiples of what lies below, the sums are all of ``range(ceil(size / n) * n)``, n the end of
     the layout's pattern; gaps that do not divide (a row of 33 for 32 columns) stay gaps.
 
+    A shape for ``size`` stands for its offsets in column-major order, and is covered mode by mode: what the layout
+    spans is taken out of the first modes, the others are left whole.
+
     ValueError for a layout whose modes interleave, so that offsets repeat or none can be left out in whole blocks.
 
     >>> complement(Layout("4:2"), 24), complement(Layout("(2,2):(1,6)"), 24)
     (Layout("(2,3):(1,8)"), Layout("(3,2):(2,12)"))
+    >>> complement(Layout("4:2"), (5, 6)), complement(Layout("4:2"), 5 * 6)
+    (Layout("(2,3):(1,8)"), Layout("(2,4):(1,8)"))
     """
     need_layouts("complement", layout)
-    size = as_int(size, "size", 0)
+    extents = [as_int(extent, "size", 0) for extent in flatten(int_tuple(size, "size"))]
     if not layout.size:
         raise ValueError(f"complement of {layout}: must be a layout with elements, there is nothing to leave out")
     shapes, strides, reach = [], [], 1
@@ -189,8 +194,13 @@ def complement(layout: Layout, size: int = 1) -> Layout:
         shapes.append(d // reach)
         strides.append(reach)
         reach = s * d
-    shapes.append(-(-size // reach))
-    strides.append(reach)
+    spanned, stride = reach, reach
+    for extent in extents:
+        left = -(-extent // spanned)
+        shapes.append(left)
+        strides.append(stride)
+        stride *= left
+        spanned = -(-spanned // extent) if extent else spanned
     shapes, strides = merged(tuple(shapes), tuple(strides))
     return unchecked(shapes[0], strides[0]) if len(shapes) == 1 else unchecked(tuple(shapes), tuple(strides))
 

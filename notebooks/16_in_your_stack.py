@@ -113,6 +113,22 @@ except NotImplementedError as error:
     print(error)
 
 # %% [markdown]
+# ## Compiled
+#
+# Under `torch.compile` a call of kvlab is one operator, `torch.ops.kvlab.mha_decode_paged`: torch knows its shapes without
+# running it, and fuses what lies around it. `fullgraph=True` is an error where something cannot be traced. "aot_eager" traces
+# all and compiles nothing, which is quick; leave the word out for inductor.
+
+# %%
+@torch.compile(fullgraph=True, backend="aot_eager")
+def attend(q, k_cache, v_cache, table, lengths):
+    return mha_decode_paged(q, k_cache, v_cache, table, lengths, backend="emulator").flatten(1)
+
+
+print("as without:", bool(torch.equal(attend(q, k_cache, v_cache, table, lengths), ours.flatten(1))))
+print(torch.ops.kvlab.mha_decode_paged.default._schema.name)
+
+# %% [markdown]
 # ## A model of transformers
 #
 # `register()` makes `attn_implementation="kvlab"` known; `KVLabCache` is a cache of transformers whose keys and values lie in

@@ -1,15 +1,15 @@
 # make demo   follow the KV cache of a real language model, write demo/index.html   (installs the extra `kernels`)
 # make test   linters, types, import rules, tests, doctests, notebooks              (installs the extra `dev`;
 #             pictures and pages are looked at in Chromium where it is installed)
-# make lab    JupyterLab on notebooks/                                              (installs the extra `dev`)
+# make lab    JupyterLab on notebooks/; cells that need more name its extra         (installs the extra `notebooks`)
 # make clean  remove what these have made
 #
 # make test-triton TRITON=3.9.0   interpreter and compile tests with another release of Triton
 #
 # PYTHON=python3.12 names another interpreter; ARGS="..." goes to the demo or to pytest.
 
+# For GNU make 3.81, which macOS has: no name here is newer.
 SHELL := bash
-.SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -22,8 +22,8 @@ TRITON ?= 3.7.1
 NEEDS := pyproject.toml constraints.txt
 
 # $(call install,EXTRA): pip's own report, less the lines that say nothing happened.
-install = $(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off -c constraints.txt -e '.[$(1)]' \
-	| sed -u -E '/^ *(Requirement already|Looking in|Obtaining|Using cached|Preparing|Installing b|Checking if|Getting req|Building|Created wheel|Stored in|Successfully (built|uninst)|Attempting|Found exist|Uninstalling)|\.metadata/d; s/ \(from .*\)$$//'
+install = set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off -c constraints.txt -e '.[$(1)]' \
+	| sed -E '/^ *(Requirement already|Looking in|Obtaining|Using cached|Preparing|Installing b|Checking if|Getting req|Building|Created wheel|Stored in|Successfully (built|uninst)|Attempting|Found exist|Uninstalling)|\.metadata/d; s/ \(from .*\)$$//'
 
 .PHONY: demo test test-triton lab clean lint pytest
 .NOTPARALLEL:
@@ -54,7 +54,7 @@ test-triton: $(ENVS)/triton-$(TRITON)/.ready
 	@$(<D)/bin/python -c 'import triton; assert triton.__version__ == "$(TRITON)", triton.__version__'
 	@$(<D)/bin/python -m pytest -n auto --dist worksteal -m "(interpreter or compile or oracle) and not slow and not gpu" $(ARGS)
 
-lab: $(VENV)/.dev
+lab: $(VENV)/.notebooks
 	@$(BIN)/python -m jupyterlab notebooks
 
 clean:
@@ -65,11 +65,16 @@ $(VENV)/.kernels: $(NEEDS) | $(BIN)/python
 	@$(call install,kernels)
 	@touch $@
 
-# `dev` contains `kernels`.
+$(VENV)/.notebooks: $(NEEDS) | $(BIN)/python
+	@echo "kvlab: installing what notebooks need (jupyterlab, matplotlib)"
+	@$(call install,notebooks)
+	@touch $@
+
+# `dev` contains `kernels` and `notebooks`.
 $(VENV)/.dev: $(NEEDS) | $(BIN)/python
 	@echo "kvlab: installing what development needs (torch, triton, transformers, jupyterlab, ...); this takes some minutes the first time"
 	@$(call install,dev)
-	@touch $(VENV)/.kernels $@
+	@touch $(VENV)/.kernels $(VENV)/.notebooks $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \

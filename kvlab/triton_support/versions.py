@@ -47,19 +47,20 @@ def hint() -> str:
     """Remedy for a Triton that is not there, on this system.
 
     >>> hint()
-    "pip install 'kvlab[kernels]'"
+    "pip install -e '.[kernels]', in kvlab's own folder"
     """
     if platform.system() == "Linux":
-        return "pip install 'kvlab[kernels]'"
+        return "pip install -e '.[kernels]', in kvlab's own folder"
     return "Triton is made for Linux; NumPy arrays and torch's CPU tensors go to the emulator and the reference here"
 
 
 def require() -> str:
-    """The installed version; ImportError when Triton is missing or older than :data:`OLDEST`. Newer ones are let
-    pass."""
+    """The installed version; ImportError when torch or Triton is missing, or Triton older than :data:`OLDEST`. Newer
+    ones are let pass."""
     version = installed()
-    if version is None:
-        raise ImportError(f"Triton is not installed; kvlab's kernels need it: {hint()}")
+    if version is None or missing():
+        what = "Triton" if version is None or "triton" in missing() else "torch"
+        raise ImportError(f"{what} is not installed; kvlab's kernels need it: {hint()}")
     if _number(version) < _number(OLDEST):
         raise ImportError(f"Triton {version} is installed; kvlab needs {OLDEST} or newer, tested: {', '.join(TESTED)}")
     return version

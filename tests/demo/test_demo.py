@@ -96,7 +96,8 @@ def test_missing_packages_and_unwritable_folders_are_told_before_the_work(
     assert str(small) in printed.err
     monkeypatch.setattr("kvlab.demo.__main__.missing", lambda: ("torch", "triton"))
     assert main(["--input", str(small), "--output", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == "kvlab demo: needs torch and triton: pip install 'kvlab[kernels]'\n"
+    hint = "pip install -e '.[kernels]', in kvlab's own folder"
+    assert capsys.readouterr().err == f"kvlab demo: needs torch and triton: {hint}\n"
     assert not (tmp_path / "out").exists()
 
 

@@ -68,7 +68,7 @@ print("fine")
 @pytest.mark.parametrize(
     ("platform", "hint"),
     [
-        ("Linux", "pip install 'kvlab[kernels]'"),
+        ("Linux", "pip install -e '.[kernels]', in kvlab's own folder"),
         ("Darwin", "CPU tensors go to the emulator and the reference here"),
         ("Windows", "CPU tensors go to the emulator and the reference here"),
     ],

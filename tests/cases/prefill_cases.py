@@ -198,10 +198,6 @@ class Inputs:
         function, arrays, more = self.arguments(device, **options)
         return function.planned(*arrays, **more)
 
-    def launch_form(self) -> tuple[Any, ...]:
-        """The positional arguments of the launch functions and the reference."""
-        return tuple(self.plan().arrays)
-
     def exact(self) -> tuple[Array, Array]:
         """The float64 reference."""
         call = self.plan()

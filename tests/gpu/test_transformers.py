@@ -33,9 +33,11 @@ def smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_smollm2_writes_the_tokens_of_sdpa(batched: bool) -> None:
-    """64 greedy tokens of 8 prompts, in float32, one by one and as a batch with padding."""
-    model, tokenizer = smollm2(torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_smollm2_writes_the_tokens_of_sdpa(dtype: torch.dtype, batched: bool) -> None:
+    """64 greedy tokens of 8 prompts, one by one and as a batch with padding. In bfloat16 they may part where SDPA's two
+    best logits are closer than two steps of bfloat16."""
+    model, tokenizer = smollm2(dtype)
     register()
     tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
     for prompts in [PROMPTS] if batched else [[prompt] for prompt in PROMPTS]:
@@ -43,8 +45,22 @@ def test_smollm2_writes_the_tokens_of_sdpa(batched: bool) -> None:
         for name in ("sdpa", "kvlab"):
             model.set_attn_implementation(name)
             cache = KVLabCache(model.config, num_pages=128) if name == "kvlab" else None
-            written.append(model.generate(**inputs, max_new_tokens=64, do_sample=False, cache=cache))
-        assert torch.equal(*written)
+            options = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+            written.append(model.generate(**inputs, max_new_tokens=64, cache=cache, **options))
+        assert parting(*written, step=0.0 if dtype == torch.float32 else 2.0**-7) == []
+
+
+def parting(exact: Any, ours: Any, *, step: float) -> list[tuple[int, int]]:
+    """(row, token) where rows part from the exact ones although its two best logits are two steps apart."""
+    logits, found = torch.stack(exact.logits, 1).float(), []
+    for row, (a, b) in enumerate(zip(exact.sequences.tolist(), ours.sequences.tolist(), strict=True)):
+        begin = len(a) - logits.shape[1]
+        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+        if at is not None:
+            best, next_best = logits[row, at - begin].topk(2).values.tolist()
+            if best - next_best > 2 * step * abs(best):
+                found.append((row, at))
+    return found
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from kvlab.attention.masks import CausalMask, ChunkedCausalMask, ChunkedMask, Mask, NullMask
-from kvlab.common.checks import count, flag, shown
+from kvlab.common.checks import flag, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,20 +129,21 @@ def rows_of_starts(starts: torch.Tensor, total: int) -> tuple[torch.Tensor, torc
 
 
 def slots_of(
-    block_table: torch.Tensor, sequence: torch.Tensor, position: torch.Tensor, page_size: int
+    block_table: torch.Tensor, sequence: torch.Tensor | None, position: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    """Slots ``[T]`` of tokens at ``position`` ``[T]`` of their ``sequence``; -1, which a store skips, for a token of no
-    sequence and past the row of its table.
+    """Slots of tokens at ``position`` ``[T]`` of their ``sequence``, or, with None, ``[B, n]`` of each; negative, which
+    a store skips, for a token of no sequence, of no page and past the row of its table.
 
-    >>> slots_of(torch.tensor([[3, 1], [0, 5]]), torch.tensor([0, 1, 1]), torch.tensor([17, 3, 32]), 16).tolist()
-    [17, 3, -1]
+    >>> table = torch.tensor([[3, 1], [0, 5]])
+    >>> slots_of(table, torch.tensor([0, 1, 1, -1]), torch.tensor([17, 3, 32, 0]), 16).tolist()
+    [17, 3, -1, -1]
+    >>> slots_of(table, None, torch.tensor([[17, 18], [31, 32]]), 16).tolist()
+    [[17, 18], [95, -1]]
     """
     column = torch.div(position, page_size, rounding_mode="floor")
-    inside = (sequence >= 0) & (position >= 0) & (column < block_table.shape[1])
-    page = block_table.long()[sequence.clamp(min=0), column.clamp(0, block_table.shape[1] - 1)]
-    return torch.where(inside & (page >= 0), page * page_size + position % page_size, -1)
-
-
-def checked_count(name: str, value: Any) -> int | None:
-    """A number of tokens, or None."""
-    return None if value is None else count(name, value)
+    known = column.clamp(0, block_table.shape[1] - 1)
+    if sequence is None:
+        inside, page = column == known, block_table.long().gather(1, known)
+    else:
+        inside, page = (column == known) & (sequence >= 0), block_table.long()[sequence, known]
+    return torch.where(inside, page * page_size + position % page_size, -1)

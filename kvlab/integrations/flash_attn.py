@@ -218,7 +218,7 @@ def flash_attn_with_kvcache(
     options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
     options |= {"leftpad_k": cache_leftpad, **_scales(version_3, q, k_cache, v_cache)}
     require(page_table is None or block_table is None, "block_table and page_table are given", "one of them")
-    queries = _tokens_of("q", q, cu_seqlens_q, "cu_seqlens_q")
+    _check_axes("q", q, cu_seqlens_q, "cu_seqlens_q")
     batch = int(q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
     table = _table_of(k_cache, block_table if page_table is None else page_table, cache_batch_idx, batch)
     lens = _lengths_of(cache_seqlens, table, k_cache)
@@ -235,19 +235,22 @@ def flash_attn_with_kvcache(
             why = "None; kvlab.attention.kv_store_paged quantises new keys on their way into the cache"
             raise NotImplementedError(f"k and v are given with a k_cache of {k_cache.dtype}: must be {why}")
         require(cache_seqlens is not None, "cache_seqlens is None with k", "the keys that lie in the cache before k")
-        sequence, number = _tokens_of("k", k, cu_seqlens_k_new, "cu_seqlens_k_new")
+        _check_axes("k", k, cu_seqlens_k_new, "cu_seqlens_k_new")
+        _check_axes("v", v, cu_seqlens_k_new, "cu_seqlens_k_new")
         new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
         _check_lengths(lens, table, k_cache, new)
-        slots = slots_of(table, sequence, lens.long()[sequence] + number, int(k_cache.shape[1]))
-        store = {"slot_mapping": slots}
+        sequence, places = _places(k, cu_seqlens_k_new, lens)
+        store = {"slot_mapping": slots_of(table, sequence, places, int(k_cache.shape[1])).flatten(),
+                 "backend": "auto" if options["backend"] == "hopper" else options["backend"]}
         if rotary_cos is not None:
-            start = (lens if rotary_seqlens is None else rotary_seqlens).long()
-            rope = Rope(rotary_cos, rotary_sin, rotary_interleaved, first=0)
+            start = lens if rotary_seqlens is None else rotary_seqlens
             still = isinstance(options["mask"], NullMask) and options["window"] == (None, None)
-            positions = start[queries[0]] + (0 if still else queries[1])
-            store |= {"rope": rope, "positions": start[sequence] + number}
-            _check_positions(rotary_cos, positions, store["positions"])
-            q = rotated(q, rope, positions)
+            positions = _places(q, cu_seqlens_q, start, still)[1]
+            rope = {"rope": Rope(rotary_cos, rotary_sin, rotary_interleaved, first=0),
+                    "positions": (places if start is lens else _places(k, cu_seqlens_k_new, start)[1]).flatten()}
+            _check_positions(rotary_cos, positions, rope["positions"])
+            q = _rotated(q, **{**store, **rope, "positions": positions.flatten()})
+            store |= rope
         lens = (lens + new).to(torch.int32)
     else:
         lacks("nothing is turned without rotary_cos", rotary_seqlens=rotary_seqlens)
@@ -276,24 +279,13 @@ def flash_attn_with_kvcache(
     return (out, _heads_first(lse)) if return_softmax_lse else out
 
 
-def rotated(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
-    """Heads ``[.., H, D]``, the first dims turned by the angles of ``positions`` ``[..]``, one after the other, in
-    float32; as they are where a position has no angles.
-
-    >>> turn = Rope(torch.zeros(1, 1), torch.ones(1, 1), interleaved=True, first=0)
-    >>> rotated(torch.tensor([[[1.0, 2.0, 3.0]]]), turn, torch.tensor([0])).tolist()
-    [[[-2.0, 1.0, 3.0]]]
-    """
-    known = ((positions >= 0) & (positions < rope.cos.shape[0]))[:, None]
-    at = positions.clamp(0, rope.cos.shape[0] - 1)
-    shape = (*x.shape[:-2], 1, rope.dim // 2)
-    cos = rope.cos[at].float().masked_fill(~known, 1).view(shape)
-    sin = rope.sin[at].float().masked_fill(~known, 0).view(shape)
-    turned, rest = x[..., : rope.dim].float(), x[..., rope.dim :]
-    one, two = (turned[..., 0::2], turned[..., 1::2]) if rope.interleaved else turned.chunk(2, -1)
-    pair = one * cos - two * sin, two * cos + one * sin
-    turned = torch.stack(pair, -1).flatten(-2) if rope.interleaved else torch.cat(pair, -1)
-    return torch.cat((turned.to(x.dtype), rest), -1)
+def _rotated(q: Tensor, **store: Any) -> Tensor:
+    """Queries turned as keys are, by a store into pages of one token."""
+    turned, rows = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.flatten(0, -3)
+    pages = turned.view(-1, 1, *q.shape[-2:])
+    store["slot_mapping"] = torch.arange(pages.shape[0], device=q.device)
+    kv_store_paged(rows, None, pages, None, **store)
+    return turned
 
 
 def _check_version_3(given: Any, kind: type) -> None:
@@ -345,14 +337,21 @@ def _scales(given: Any, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _tokens_of(name: str, x: Tensor, starts: Tensor | None, starts_name: str) -> tuple[Tensor, Tensor]:
-    """``(sequence, number)`` of the tokens of ``x``: ``[B, n, H, D]``, or ``[total, H, D]`` with ``starts``."""
+def _check_axes(name: str, x: Tensor, starts: Tensor | None, starts_name: str) -> None:
+    """ValueError unless ``x`` is ``[B, n, H, D]``, or ``[total, H, D]`` with ``starts``."""
     form = "[B, n, H, D]" if starts is None else f"[total, H, D] with {starts_name}"
     require(x.ndim == (4 if starts is None else 3), f"{name} has shape {tuple(x.shape)}", form)
-    if starts is not None:
-        return rows_of_starts(starts, int(x.shape[0]))
-    sequence, number = (torch.arange(n, device=x.device) for n in x.shape[:2])
-    return sequence.repeat_interleave(x.shape[1]), number.repeat(x.shape[0])
+
+
+def _places(x: Tensor, starts: Tensor | None, first: Tensor, still: bool = False) -> tuple[Tensor | None, Tensor]:
+    """``(None, positions [B, n])`` of tokens ``[B, n, H, D]``, or ``(sequence [total], positions [total])`` of ragged
+    ones: counted from ``first`` ``[B]`` of their sequences on, or all of them there if ``still``.
+    """
+    if starts is None:
+        number = torch.arange(int(x.shape[1]), device=x.device)
+        return None, first[:, None] + (number * 0 if still else number)
+    sequence, number = rows_of_starts(starts, int(x.shape[0]))
+    return sequence, first.long()[sequence] + (0 if still else number)
 
 
 def _table_of(k_cache: Tensor, block_table: Tensor | None, cache_batch_idx: Tensor | None, batch: int) -> Tensor:

@@ -137,7 +137,8 @@ def test_with_kvcache_on_a_gpu(case: Case, dtype: torch.dtype) -> None:
     run_cache_case(case, length=768, D=128, page=16, dtype=dtype, device="cuda")
 
 
-def test_with_kvcache_of_ragged_queries() -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_with_kvcache_of_ragged_queries(causal: bool) -> None:
     """Version 3: q and the new keys of any lengths one after the other; lse ``[Hq, total]``."""
     starts, news = torch.tensor([0, 3, 3, 8]), torch.tensor([0, 3, 4, 9])
     lens, table = torch.tensor([5, 2, 11], dtype=torch.int32), torch.tensor([[4, 1], [0, 7], [2, 5]])
@@ -147,7 +148,7 @@ def test_with_kvcache_of_ragged_queries() -> None:
     angle = torch.rand(32, 8) * 6
     out, lse = flash_attn_with_kvcache(
         q, *caches, k, v, angle.cos(), angle.sin(), lens, page_table=table, cu_seqlens_q=starts, max_seqlen_q=5,
-        cu_seqlens_k_new=news, causal=True, rotary_seqlens=lens + 4, return_softmax_lse=True, backend="emulator",
+        cu_seqlens_k_new=news, causal=causal, rotary_seqlens=lens + 4, return_softmax_lse=True, backend="emulator",
     )
     for b, (n, (i, j), (x, y)) in enumerate(zip(lens.tolist(), itertools.pairwise(starts.tolist()),
                                                 itertools.pairwise(news.tolist()), strict=True)):
@@ -155,8 +156,8 @@ def test_with_kvcache_of_ragged_queries() -> None:
         added = turned(k[x:y], angle.cos(), angle.sin(), at[: y - x], True)
         old = [cache[table[b]].flatten(0, 1)[:n] for cache in before]
         close(caches[0][table[b]].flatten(0, 1)[n : n + y - x], added, torch.float32)
-        query = turned(q[i:j], angle.cos(), angle.sin(), at[: j - i], True)
-        expected, expected_lse = exact(query, torch.cat((old[0], added)), torch.cat((old[1], v[x:y])), causal=True)
+        query = turned(q[i:j], angle.cos(), angle.sin(), at[: j - i] if causal else at[:1].expand(j - i), True)
+        expected, expected_lse = exact(query, torch.cat((old[0], added)), torch.cat((old[1], v[x:y])), causal=causal)
         close(out[i:j], expected, torch.float32)
         close(lse[:, i:j].T, expected_lse, torch.float32)
 

@@ -357,6 +357,7 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "roofline": roofline,
     "shares": shares,
     "schedule": lambda: viz.draw_schedule(plan([9000, 300, 0, 700, 1500], q_heads=8, kv_heads=2, programs=40)),
+    "schedule of a mixed batch": lambda: plan([9000, 300, 700], [1, 4, 300], q_heads=8, kv_heads=2, programs=40),
     "schedule of many": lambda: plan(range(1, 5000, 3), q_heads=16, kv_heads=1),
     # views of HTML, and a run as a picture
     **{name: partial(run, name) for name in ("lockstep", "lockstep, two twins", "lockstep that differs")},

@@ -67,3 +67,17 @@ def test_nothing_to_draw() -> None:
     with pytest.raises(ValueError, match="schedule has no unit"):
         draw_schedule(plan([0, 0], q_heads=2, kv_heads=1))
     assert plan([0], q_heads=2, kv_heads=1)._repr_html_() is None
+
+
+def test_a_mixed_batch_has_panels_of_both_walks(sound, overlaps) -> None:
+    """Sequences with more rows than a small tile holds are walked after the others: a bar for each unit of both."""
+    made = plan([9000, 300, 700, 4000], [1, 1, 300, 40], q_heads=8, kv_heads=2, programs=40)
+    assert made.rest is not None
+    picture = draw_schedule(made)
+    sound(picture)
+    assert not overlaps(picture)
+    units = [one.units[one.units["kv_head"] == 0] for one in made.walks]
+    sequences = {int(bar[4]) for bar in bars(picture.svg)}
+    assert sequences == set(np.concatenate([one["sequence"] for one in units]).tolist()) == {0, 1, 2, 3}
+    assert picture.svg.count("shared equally, tiles of") == 2
+    assert picture.title.count("the busiest does") == 2

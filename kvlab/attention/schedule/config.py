@@ -140,6 +140,15 @@ def list_parts(most_items: int) -> tuple[int, int, int, int]:
     return starts, sequences, sequences + most_items, sequences + 2 * most_items
 
 
+def halvings(most_items: int) -> int:
+    """How often a range of so many items is halved until one is left.
+
+    >>> halvings(1), halvings(64), halvings(65)
+    (0, 6, 7)
+    """
+    return max(most_items - 1, 0).bit_length()
+
+
 def wide(batch: int) -> int:
     """Sequences, items or teams that are looked at together: a power of two.
 

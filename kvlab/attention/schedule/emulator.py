@@ -10,7 +10,7 @@ from kvlab.attention.features.intervals import key_count, key_range
 from kvlab.attention.tiles.masked import load, store
 from kvlab.staging import ceildiv
 
-from .config import HEAD, MOST_UNITS, ScheduleConfig, ScheduleProblem, list_parts, wide
+from .config import HEAD, MOST_UNITS, ScheduleConfig, ScheduleProblem, halvings, list_parts, wide
 
 Array = np.ndarray[Any, Any]
 
@@ -56,6 +56,7 @@ def work_list(
     WIDE, ROWS = wide(batches), config.rows  #- launch
     left, right, max_keys = problem.left, problem.right, problem.max_keys  #- launch
     teams, least = config.teams(problem.kv_heads), config.least  #- launch
+    HALVINGS = halvings(config.most_items(problem))  #- launch
     parts = list_parts(config.most_items(problem))  #- address
     fields, starts, sequences, tiles, firsts = (list_array[at:] for at in (0, *parts))  #- address
     items = np.int32(0)
@@ -93,20 +94,21 @@ def work_list(
     value = np.where(field == 0, share, np.where(field == 1, total, np.where(field == 2, items, 0)))
     store(fields, (field,), value, mask=field < HEAD)
     store(starts, (items,), total, mask=items >= 0)
-    for at in range(0, items, WIDE):
-        #: teams -> team, end, longest    the teams that begin within these items
-        index = at + np.arange(WIDE, dtype=np.int32)
-        there = index < items
-        team = ceildiv(load(starts, (index,), mask=there, other=0), share)
-        end = np.minimum(ceildiv(load(starts, (index + 1,), mask=there, other=0), share), teams)
-        longest = np.max(end - team)
-        for more in range(longest):
-            #: first_item    of each
-            store(firsts, (team + more,), index, mask=there & (team + more < end))
     for at in range(0, teams + 1, WIDE):
-        #: idle    teams that no unit is left for, and the one behind the last
+        #: teams -> team, place, item, step    teams, and the one behind the last; their first places
         team = at + np.arange(WIDE, dtype=np.int32)
-        store(firsts, (team,), items, mask=(team <= teams) & (team * share >= total))
+        place = team * share
+        item = team * 0
+        step = (1 << HALVINGS) // 2
+        for _ in range(HALVINGS):
+            #: halve -> further, item, step    the last item that begins there or before
+            further = item + step
+            there = further < items
+            start = load(starts, (further,), mask=there, other=0)
+            item = np.where(there & (start <= place), further, item)
+            step = step // 2
+        #: first_item    of each; that behind the last item where no unit is left
+        store(firsts, (team,), np.where(place < total, item, items), mask=team <= teams)
 
 
 def launch(

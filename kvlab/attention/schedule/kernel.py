@@ -11,7 +11,7 @@ from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import HEAD as _HEAD
 from .config import MOST_UNITS as _MOST_UNITS
-from .config import ScheduleConfig, ScheduleProblem, wide
+from .config import ScheduleConfig, ScheduleProblem, halvings, wide
 
 HEAD = tl.constexpr(_HEAD)
 MOST_UNITS = tl.constexpr(_MOST_UNITS)
@@ -55,7 +55,7 @@ def work_list(
     seq_lens_ptr, cu_seqlens_ptr, list_ptr, seq_lens_batch, batches, most_items, max_keys, tokens, fewest, most, group,
     left, right, teams, least,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, UNIT: tl.constexpr, CUMULATIVE: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, HALVINGS: tl.constexpr,
 ):
     """Write the work list of a step: which items there are, what they cost, and where each team begins."""
     #: setup -> items    where the parts of the list lie; no item yet
@@ -100,20 +100,21 @@ def work_list(
     tl.store(list_ptr + field, value, mask=field < HEAD)
     tl.store(starts_ptr + items, total, mask=items >= 0)
     tl.debug_barrier()  #- wait
-    for at in range(0, items, WIDE):
-        #: teams -> team, end, longest    the teams that begin within these items
-        index = at + tl.arange(0, WIDE)
-        there = index < items
-        team = tl.cdiv(tl.load(starts_ptr + index, mask=there, other=0), share)
-        end = tl.minimum(tl.cdiv(tl.load(starts_ptr + index + 1, mask=there, other=0), share), teams)
-        longest = tl.max(end - team, 0)
-        for more in range(longest):
-            #: first_item    of each
-            tl.store(firsts_ptr + team + more, index, mask=there & (team + more < end))
     for at in range(0, teams + 1, WIDE):
-        #: idle    teams that no unit is left for, and the one behind the last
+        #: teams -> team, place, item, step    teams, and the one behind the last; their first places
         team = at + tl.arange(0, WIDE)
-        tl.store(firsts_ptr + team, items, mask=(team <= teams) & (team * share >= total))
+        place = team * share
+        item = team * 0
+        step = (1 << HALVINGS) // 2
+        for _ in range(HALVINGS):
+            #: halve -> further, item, step    the last item that begins there or before
+            further = item + step
+            there = further < items
+            start = tl.load(starts_ptr + further, mask=there, other=0)
+            item = tl.where(there & (start <= place), further, item)
+            step = step // 2
+        #: first_item    of each; that behind the last item where no unit is left
+        tl.store(firsts_ptr + team, tl.where(place < total, item, items), mask=team <= teams)
 
 
 def launch(
@@ -131,6 +132,7 @@ def launch(
             seq_lens.stride(0), problem.batch, config.most_items(problem), problem.max_keys, problem.tokens,
             config.fewest, config.most, problem.group, problem.left, problem.right, config.teams(problem.kv_heads),
             config.least, ROWS=config.rows, BLOCK=config.block, OVERHEAD=config.overhead, UNIT=config.unit,
-            CUMULATIVE=cu_seqlens is not None, WIDE=wide(problem.batch), num_warps=config.num_warps,
+            CUMULATIVE=cu_seqlens is not None, WIDE=wide(problem.batch),
+            HALVINGS=halvings(config.most_items(problem)), num_warps=config.num_warps,
         )
     return (out,)

@@ -31,6 +31,8 @@ class SharedWork(Protocol):
     problem: Any
     config: Any
     num_keys: Array
+    tokens: Array
+    rest: Any
 
     @property
     def units(self) -> Any:
@@ -50,16 +52,38 @@ def draw_schedule(schedule: SharedWork, *, title: str | None = None, caption: st
     schedule shares the work (below). Idle time is grey.
 
     Programs of one KV head are shown: those of the others do the same. The light beginning of a bar is what a unit
-    costs beside its keys. Above, tiles go to the programs in order, each to the next that is free. Raises ValueError
-    for a schedule without a unit.
+    costs beside its keys. Above, tiles go to the programs in order, each to the next that is free. Where sequences of
+    many new tokens are walked after the others, their walk has panels of its own. Raises ValueError for a schedule
+    without a unit.
 
     >>> from kvlab.attention import plan
     >>> draw_schedule(plan([9000, 300, 500, 700], q_heads=8, kv_heads=2, programs=16)).title
     '4 sequences on 16 programs: the busiest does 1.01 of the mean; with a tile each, 6.73'
     """
-    units = schedule.units[schedule.units["kv_head"] == 0]
-    if not len(units):
+    canvas, y, walks = Canvas(), 0.0, _walks(schedule)
+    if not walks:
         raise ValueError("schedule has no unit: must have a sequence with a key to be drawn")
+    titles = []
+    for walk in walks:
+        names = "a program for each tile", "shared equally"
+        if walks[1:]:
+            names = tuple(f"{name}, tiles of {walk.config.BM} rows" for name in names)
+        y, ends = _walk(canvas, y, walk, names)
+        titles.append(_title(walk, ends))
+    _legend(canvas, y - APART + 10, walks)
+    return canvas.picture(title or "; ".join(titles), caption or _CAPTION)
+
+
+def _walks(schedule: SharedWork | None) -> list[SharedWork]:
+    """The walks of a step that have a unit."""
+    if schedule is None:
+        return []
+    return [schedule][: len(schedule.units)] + _walks(schedule.rest)
+
+
+def _walk(canvas: Canvas, y: float, schedule: SharedWork, names: tuple[str, ...]) -> tuple[float, list[Array]]:
+    """The two panels of a walk and their axis, from y on: (where they end, work of each program in both)."""
+    units = schedule.units[schedule.units["kv_head"] == 0]
     together, lanes = schedule.config.together, schedule.config.lanes(schedule.problem.kv_heads)
     rows, overhead = schedule.teams * together, schedule.config.overhead
     size = units["last"] - units["first"]
@@ -70,8 +94,7 @@ def draw_schedule(schedule: SharedWork, *, title: str | None = None, caption: st
     end = min(int(ends[0].max()), LONGER * int(ends[1].max()))
     end = max(end, int(ends[1].max()))
     cell = min(14.0, max(1.5, HEIGHT / min(rows, ROWS)))
-    canvas, y = Canvas(), 0.0
-    for name, bars, until in zip(("a program for each tile", "shared equally"), (alone, shared), ends, strict=True):
+    for name, bars, until in zip(names, (alone, shared), ends, strict=True):
         busy = until.max() / until.mean()
         canvas.text(GUTTER, y + 10, name, size=11, weight=600)
         words = f"the busiest does {busy:.2f} of the mean, {1 / busy:.0%} of the time is work"
@@ -82,8 +105,7 @@ def draw_schedule(schedule: SharedWork, *, title: str | None = None, caption: st
         _panel(canvas, down, bars, until, end, overhead)
         y = down.end + APART
     _scale(canvas, y - APART, end, schedule.config.block)
-    _legend(canvas, y + 10, schedule, units)
-    return canvas.picture(title or _title(schedule, ends), caption or _CAPTION)
+    return y + APART, ends
 
 
 _CAPTION = (
@@ -171,11 +193,11 @@ def _scale(canvas: Canvas, y: float, end: int, block: int) -> None:
     canvas.text(GUTTER, y + 31, f"time, in key blocks of {block} keys", size=LABEL, opacity=QUIET)
 
 
-def _legend(canvas: Canvas, y: float, schedule: SharedWork, units: Any) -> None:
+def _legend(canvas: Canvas, y: float, walks: list[SharedWork]) -> None:
     """The longest sequences, idle time, and the beginning of a unit."""
-    there = np.unique(units["sequence"])
-    longest = there[np.argsort(-schedule.num_keys[there], kind="stable")[:3]].tolist()
-    entries = [(colour_of(one), "", f"sequence {one}: {int(schedule.num_keys[one]):,} keys") for one in longest]
+    there, num_keys = np.unique(np.concatenate([walk.units["sequence"] for walk in walks])), walks[0].num_keys
+    longest = there[np.argsort(-num_keys[there], kind="stable")[:3]].tolist()
+    entries = [(colour_of(one), "", f"sequence {one}: {int(num_keys[one]):,} keys") for one in longest]
     bottom = keys(canvas, GUTTER, y, [*entries, ("none", "none", "other colours: other sequences")][: len(there)])
     canvas.rect(GUTTER, bottom, 12, 12, fill=INK, opacity=IDLE)
     canvas.text(GUTTER + 18, bottom + 10, "idle", size=LABEL, opacity=QUIET)
@@ -187,6 +209,6 @@ def _legend(canvas: Canvas, y: float, schedule: SharedWork, units: Any) -> None:
 
 def _title(schedule: SharedWork, ends: list[Array]) -> str:
     alone, shared = (until.max() / until.mean() for until in ends)
-    count = schedule.problem.batch
+    count = int((schedule.tokens > 0).sum())
     return (f"{count} sequence{'s' * (count > 1)} on {schedule.programs} programs: the busiest does {shared:.2f} "
             f"of the mean; with a tile each, {alone:.2f}")

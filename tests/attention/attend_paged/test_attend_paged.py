@@ -140,6 +140,21 @@ def test_a_plan_serves_all_layers_and_changes_no_bit() -> None:
         assert bits(layer) == bits(attend_paged(-arrays[0], *arrays[1:], softcap=5.0))
 
 
+def test_calls_with_plans_of_other_lengths_are_of_one_kind() -> None:
+    """They share what the first call has worked out; one with a plan of other sizes does not, nor one without."""
+    x = MIXED[0][0].build()
+    _, arrays, _ = x.arguments("cpu")
+    q, *others, lens, starts = arrays
+    fewer = torch.maximum(lens - 1, starts.diff())
+    made = []
+    for keys, heads, more in ((lens, 8, {}), (fewer, 8, {}), (lens, 8, {"programs": 8}), (lens, 8, None)):
+        step = None if more is None else plan(keys, (starts, len(q)), q_heads=heads, kv_heads=2, head_dim=64, **more)
+        options = {"plan": step, "max_seqlen_q": 130, "backend": "reference"}
+        made.append(attend_paged.planned(q, *others, keys, starts, **options).plan)
+    assert made[0] is made[1]
+    assert len({id(one) for one in made}) == 3
+
+
 def test_explain_tells_units_programs_and_the_busiest() -> None:
     x = MIXED[0][0].build()
     _, arrays, _ = x.arguments()

@@ -25,16 +25,16 @@ def test_the_twins_mirror_each_other() -> None:
     report = check("schedule")
     assert report.ok
     ((_, kernel, _),) = report.twins
-    steps = ["setup", "sequences", "cost", "zero", "sums", "share", "teams", "first_item", "idle"]
+    steps = ["setup", "sequences", "cost", "zero", "sums", "share", "teams", "halve", "first_item"]
     assert [step.marker.name for step in kernel.steps] == steps
 
 
 @pytest.mark.parametrize("fault", [
     ("kernel", "tl.maximum(tl.cdiv(total, teams), least)", "tl.maximum(tl.cdiv(total, least), teams)"),
     ("emulator", "np.cumsum(count) - count + items", "np.cumsum(count) - items + count"),
-    ("kernel", "mask=there & (team + more < end)", "mask=there & (team + more <= end)"),
+    ("kernel", "there & (start <= place)", "there & (start < place)"),
     ("emulator", "row + ROWS, tokens * group) - 1", "row + ROWS, tokens * group)"),
-], ids=["share", "place", "end", "last row"])
+], ids=["share", "place", "first", "last row"])
 def test_a_seeded_fault_is_found(fault: tuple[str, str, str]) -> None:
     assert is_found("schedule", "work_list", *fault)
 

@@ -141,7 +141,7 @@ def list_parts(most_items: int) -> tuple[int, int, int, int]:
 
 
 def halvings(most_items: int) -> int:
-    """How often a range of so many items is halved until one is left.
+    """Halvings of a range of so many items until one is left.
 
     >>> halvings(1), halvings(64), halvings(65)
     (0, 6, 7)

@@ -95,20 +95,20 @@ def work_list(
     store(fields, (field,), value, mask=field < HEAD)
     store(starts, (items,), total, mask=items >= 0)
     for at in range(0, teams + 1, WIDE):
-        #: teams -> team, place, item, step    teams, and the one behind the last; their first places
+        #: teams -> team, place, found, step    teams, and the one behind the last; their first places
         team = at + np.arange(WIDE, dtype=np.int32)
         place = team * share
-        item = team * 0
+        found = team * 0
         step = (1 << HALVINGS) // 2
         for _ in range(HALVINGS):
-            #: halve -> further, item, step    the last item that begins there or before
-            further = item + step
+            #: halve -> further, found, step    the last item that begins there or before
+            further = found + step
             there = further < items
             start = load(starts, (further,), mask=there, other=0)
-            item = np.where(there & (start <= place), further, item)
+            found = np.where(there & (start <= place), further, found)
             step = step // 2
         #: first_item    of each; that behind the last item where no unit is left
-        store(firsts, (team,), np.where(place < total, item, items), mask=team <= teams)
+        store(firsts, (team,), np.where(place < total, found, items), mask=team <= teams)
 
 
 def launch(

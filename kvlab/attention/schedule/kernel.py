@@ -101,20 +101,20 @@ def work_list(
     tl.store(starts_ptr + items, total, mask=items >= 0)
     tl.debug_barrier()  #- wait
     for at in range(0, teams + 1, WIDE):
-        #: teams -> team, place, item, step    teams, and the one behind the last; their first places
+        #: teams -> team, place, found, step    teams, and the one behind the last; their first places
         team = at + tl.arange(0, WIDE)
         place = team * share
-        item = team * 0
+        found = team * 0
         step = (1 << HALVINGS) // 2
         for _ in range(HALVINGS):
-            #: halve -> further, item, step    the last item that begins there or before
-            further = item + step
+            #: halve -> further, found, step    the last item that begins there or before
+            further = found + step
             there = further < items
             start = tl.load(starts_ptr + further, mask=there, other=0)
-            item = tl.where(there & (start <= place), further, item)
+            found = tl.where(there & (start <= place), further, found)
             step = step // 2
         #: first_item    of each; that behind the last item where no unit is left
-        tl.store(firsts_ptr + team, tl.where(place < total, item, items), mask=team <= teams)
+        tl.store(firsts_ptr + team, tl.where(place < total, found, items), mask=team <= teams)
 
 
 def launch(

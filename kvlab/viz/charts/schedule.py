@@ -65,10 +65,7 @@ def draw_schedule(schedule: SharedWork, *, title: str | None = None, caption: st
         raise ValueError("schedule has no unit: must have a sequence with a key to be drawn")
     titles = []
     for walk in walks:
-        names = "a program for each tile", "shared equally"
-        if walks[1:]:
-            names = tuple(f"{name}, tiles of {walk.config.BM} rows" for name in names)
-        y, ends = _walk(canvas, y, walk, names)
+        y, ends = _walk(canvas, y, walk, f", tiles of {walk.config.BM} rows" if walks[1:] else "")
         titles.append(_title(walk, ends))
     _legend(canvas, y - APART + 10, walks)
     return canvas.picture(title or "; ".join(titles), caption or _CAPTION)
@@ -81,8 +78,9 @@ def _walks(schedule: SharedWork | None) -> list[SharedWork]:
     return [schedule][: len(schedule.units)] + _walks(schedule.rest)
 
 
-def _walk(canvas: Canvas, y: float, schedule: SharedWork, names: tuple[str, ...]) -> tuple[float, list[Array]]:
+def _walk(canvas: Canvas, y: float, schedule: SharedWork, tiles: str) -> tuple[float, list[Array]]:
     """The two panels of a walk and their axis, from y on: (where they end, work of each program in both)."""
+    names = f"a program for each tile{tiles}", f"shared equally{tiles}"
     units = schedule.units[schedule.units["kv_head"] == 0]
     together, lanes = schedule.config.together, schedule.config.lanes(schedule.problem.kv_heads)
     rows, overhead = schedule.teams * together, schedule.config.overhead

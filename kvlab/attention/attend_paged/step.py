@@ -146,7 +146,7 @@ def check_plan(given: Schedule, problem: DecodeProblem, left: int, right: int) -
     """ValueError unless a plan is of a call of these sizes whose rows see so many keys before and behind their own."""
     asked = schedule_problem(problem, left, right)
     names = {
-        "batch": "{} sequences", "cumulative": "new tokens as many as each sequence has: {}", "tokens": "{} new tokens",
+        "batch": "{} sequences", "cumulative": "ragged new tokens: {}", "tokens": "{} new tokens",
         "group": "{} query heads to a KV head", "kv_heads": "{} KV heads", "left": "{} keys seen before a query's own",
         "right": "{} keys seen behind a query's own",
     }

@@ -172,7 +172,7 @@ BAD_PLANS: list[tuple[Any, str]] = [
     (([300, 40, 9], 1, {"q_heads": 4}), "plan is of 2 query heads to a KV head: must be of the call's, 4"),
     (([300, 40, 9], 1, {"q_heads": 4, "kv_heads": 1}), "plan is of 1 KV heads: must be of the call's, 2"),
     (([300, 40, 9], 1, {"window": 8}), "plan is of 7 keys seen before a query's own"),
-    (([300, 40, 9], [1, 1, 1], {}), "plan is of new tokens as many as each sequence has: True"),
+    (([300, 40, 9], [1, 1, 1], {}), "plan is of ragged new tokens: True: must be of the call's, False"),
     (([300, 40, 9], 1, {"unit": 4}), "plan has units of a fixed size"),
     (([300, 41, 9], 1, {}), r"plan was made of seq_lens\[1\] 41: must be the call's, 40"),
 ]

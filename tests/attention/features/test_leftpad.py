@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from caught import as_if_on
 from hidden_keys import OPERATIONS, PAGE, HiddenCall, assert_seen_alone
 
 from kvlab import attention
@@ -139,3 +140,16 @@ def test_bad_padding(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         attention.mha_decode_paged(*args, **named, out=out, **options)
     assert (out == 7).all()
+
+
+@pytest.mark.parametrize("name", ["leftpad_k", "q_positions"])
+def test_explain_says_why_hopper_goes_to_the_portable_kernel(name: str) -> None:
+    tensors = [to_torch(np.zeros(shape, np.float16)) for shape in ((2, 8, 128), *((4, 16, 2, 128),) * 2)]
+    table, lens = to_torch(np.array([[0, 1], [2, 3]])), to_torch(np.array([20, 30]))
+    with pytest.MonkeyPatch.context() as patch:
+        as_if_on(patch, "sm_90")
+        plain = attention.explain(attention.mha_decode_paged, *tensors, table, lens)
+        found = attention.explain(attention.mha_decode_paged, *tensors, table, lens, **{name: lens})
+    assert plain.backend == "hopper"
+    assert found.backend == "triton"
+    assert found.reason.endswith(f"not the Hopper kernel: {name}")

@@ -250,6 +250,22 @@ def test_backend_auto_is_the_kernel() -> None:
     close(out[0], exact(q[0], cache[0, :17], cache[0, :17], causal=True)[0], torch.float16)
 
 
+def test_a_whole_graph() -> None:
+    """A law: compiled without a break, the cache call gives what it gives by itself, and writes what it writes."""
+    def step(q: Tensor, k_cache: Tensor, v_cache: Tensor, new: Tensor, lens: Tensor, cos: Tensor) -> Tensor:
+        found = flash_attn_with_kvcache(q, k_cache, v_cache, new, new, cos, 1 - cos, cache_seqlens=lens, causal=True,
+                                        return_softmax_lse=True, backend="emulator")
+        return found[0] + found[1].transpose(1, 2)[..., None]
+
+    q, new, caches = randn(2, 1, 4, 32), randn(2, 1, 2, 32), randn(2, 2, 16, 2, 32)
+    rest = new, torch.tensor([4, 7], dtype=torch.int32), torch.rand(16, 8)
+    alone, compiled = caches.clone(), caches.clone()
+    expected = step(q, *alone, *rest)
+    assert torch.equal(torch.compile(step, fullgraph=True, backend="aot_eager")(q, *compiled, *rest), expected)
+    assert torch.equal(alone, compiled)
+    assert int((alone != caches).any(-1).any(-1).sum()) == 4
+
+
 Q, KV, CACHE = torch.zeros(1, 2, 4, 32), torch.zeros(1, 5, 2, 32), torch.zeros(3, 8, 2, 32)
 LACKING: dict[str, tuple[Any, Case]] = {
     "dropout_p is 0.1": (flash_attn_func, {"dropout_p": 0.1}),

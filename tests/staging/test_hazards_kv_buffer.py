@@ -14,7 +14,7 @@ import pytest
 from cta_tiles import drive
 from hazard_mutations import END, ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, attribute, caught_as, drop
 
-from kvlab.attention.machines.mla_decode import mla_cta
+from kvlab.attention.machines.mla_decode import LatentCaches, mla_cta
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Layout, Swizzle
 from kvlab.memory import AddressSpace, Memory, as_dtype
@@ -53,7 +53,7 @@ def mla(traffic: Any = None) -> None:
     windows = [PagedKVCache(x, [0, 0], table, 1, 320) for x in (rows[..., :128], rows[..., 128:])]
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
-        cta = mla_cta("gfx950", 16, 128, (128, 64), *windows, np.arange(2), end, traffic)
+        cta = mla_cta("gfx950", 16, 128, (128, 64), LatentCaches(*windows), np.arange(2), end, traffic)
         decode_latents(cta, 16, 128, 192, end, rng)
 
 
@@ -102,7 +102,8 @@ def latents(traffic: Any = None) -> None:
                                                                                           rows[..., 128:])]
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
-        cta = mla_cta("sm_90", 16, 64, (128, 64), *windows, np.arange(2), end, traffic, num_warps=8, num_stages=5)
+        caches = LatentCaches(*windows)
+        cta = mla_cta("sm_90", 16, 64, (128, 64), caches, np.arange(2), end, traffic, num_warps=8, num_stages=5)
         decode_latents(cta, 16, 64, 192, end, rng)
 
 
@@ -120,7 +121,8 @@ def mla64(traffic: Any = None) -> None:
     windows = [PagedKVCache(x, [0, 0], table, 1, 160) for x in (rows[..., :128], rows[..., 128:])]
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
-        cta = mla_cta("sm_90", 64, 32, (128, 32), *windows, np.arange(2), end, traffic, num_warps=8, num_stages=3)
+        caches = LatentCaches(*windows)
+        cta = mla_cta("sm_90", 64, 32, (128, 32), caches, np.arange(2), end, traffic, num_warps=8, num_stages=3)
         decode_latents(cta, 64, 32, 160, end, rng)
 
 

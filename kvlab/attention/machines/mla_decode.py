@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvlab.attention.tiles.pages import paged
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, Traffic
@@ -18,6 +19,30 @@ from .parts import Parts
 from .table import choose
 
 Array = np.ndarray[Any, Any]
+
+
+class LatentCaches(NamedTuple):
+    """The windows of a cache with one head: latents, rope columns, and, or None, scales of the latents; its ``slots``
+    where its table lists them.
+    """
+
+    latent: PagedKVCache
+    rope: PagedKVCache
+    by_block: PagedKVCache | None = None
+    slots: int | None = None
+
+    @classmethod
+    def of(
+        cls, windows: tuple[Array, Array, Array | None], block_table: Array, num_keys: Array | None, problem: Any
+    ) -> LatentCaches:
+        """The windows ``[pages, page_size, ..]`` and the table of a call; without keys of each sequence, the table is
+        one of lists. problem : MLADecodeProblem.
+        """
+        keys = np.zeros(problem.batch, np.int32) if num_keys is None else num_keys
+        arrays = tuple(window[:, :, None] for window in windows if window is not None)
+        slots = None if num_keys is not None else windows[0].shape[0] * windows[0].shape[1]
+        latent, rope, *scales = paged(arrays, block_table, keys, problem.tokens, problem.max_keys)
+        return cls(latent, rope, scales[0] if scales else None, slots)
 
 
 class LatentAndRopeCTA(Parts):
@@ -119,19 +144,19 @@ def _whole_rows(latent: PagedKVCache, rope: PagedKVCache) -> PagedKVCache:
 
 
 def mla_cta(
-    arch: str, BM: int, BN: int, padded: tuple[int, int], latent: PagedKVCache, rope: PagedKVCache, batch_idx: Array,
-    end: Array, traffic: Traffic, *, dtype: Any = None, num_warps: int = 4, num_stages: int = 1, listed: bool = False,
-    row_scales: PagedKVCache | None = None,
+    arch: str, BM: int, BN: int, padded: tuple[int, int], caches: LatentCaches, batch_idx: Array, end: Array,
+    traffic: Traffic, *, dtype: Any = None, num_warps: int = 4, num_stages: int = 1,
 ) -> LatentAndRopeCTA:
-    """The CTA models of ``arch`` for tiles of BM query rows and BN keys; ``latent`` and ``rope`` are the windows of a
-    cache with one head, whose columns are ``padded`` in shared memory.
+    """The CTA models of ``arch`` for tiles of BM query rows and BN keys of ``caches``, whose latent and rope columns
+    are ``padded`` in shared memory.
 
     ``batch_idx`` and ``end`` ``[programs]`` are each program's sequence and the exclusive bound of its keys. ``dtype``
     is that of Q and of the products, the cache's if None; e4m3 latents are converted on their way. gfx950: MAX's decode
     with V in K's memory. sm_80, sm_90: what our Triton kernel compiles to with ``num_warps`` and ``num_stages``, of
-    which the numbers of the pages take every second; float32 without tensor cores. ``listed``: the tables are lists of
-    slots. ``row_scales``: a cache of the scales that latents have.
+    which the numbers of the pages take every second; float32 without tensor cores.
     """
+    latent, rope, row_scales, slots = caches
+    listed = slots is not None
     dtype, stored = np.dtype(latent.dtype if dtype is None else dtype), (latent.dtype, rope.dtype)
     columns = list(zip((latent.kv_params.head_size, rope.kv_params.head_size), padded, strict=True))
     model = choose(arch, latent.dtype, "mla_decode", rows=BM, listed=listed).cta

@@ -19,7 +19,7 @@ from kvlab.attention.call.planned import HOME
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
-from kvlab.attention.machines import check_emulated
+from kvlab.attention.machines import check_emulated, choose
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.common.arrays import add_axis, dtype_of, element_strides, on_gpu
@@ -146,10 +146,11 @@ class MLADecode(Call[Any]):
             arrays = {"kv_cache": inputs.kv_cache, "the rope part of kv_cache": inputs.k_rope}
             columns = problem.latent, problem.rope
             check_emulated("mla_decode", emulated, inputs.q, arrays, {"kv_cache": columns}, listed=problem.listed)
-            if emulated == "sm_100":
+            kind = dtype_of(inputs.kv_cache, "kv_cache")
+            if choose(emulated, kind, "mla_decode", listed=problem.listed).cta.dense_rows:
                 steps, row = element_strides(inputs.kv_cache), sum(columns)
                 fits = steps[1] == row and steps[0] % row == 0
-                require(fits, f"kv_cache has strides {steps} on sm_100", f"rows of gather4, {row} elements apart")
+                require(fits, f"kv_cache has strides {steps} on {emulated}", f"rows of gather4, {row} elements apart")
         if problem.fp8:
             check_fp8_gpu(inputs.q)
         target = target_of(inputs.q, emulated)

@@ -12,12 +12,12 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import head_scale, value_scales
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
-from kvlab.attention.machines.mla_decode import mla_cta
+from kvlab.attention.machines.mla_decode import LatentCaches, mla_cta
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.tiles.masked import store
 from kvlab.attention.tiles.online_softmax import log_sum, weigh
-from kvlab.attention.tiles.pages import in_pages, in_slots, paged
+from kvlab.attention.tiles.pages import in_pages, in_slots
 from kvlab.attention.tiles.rows import packed_rows
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide
@@ -43,21 +43,20 @@ def place(
 
 
 def attend(
-    q_array: Array, cache: PagedKVCache, rope: PagedKVCache, seq_lens: Array | None, slots: int | None, o_array: Array,
-    lse_array: Array, scale_log2: Any, features: Features, problem: MLADecodeProblem, config: MLADecodeConfig,
-    arch: str, traffic: Traffic, row_scales: PagedKVCache | None = None,
+    q_array: Array, caches: LatentCaches, seq_lens: Array | None, o_array: Array, lse_array: Array, scale_log2: Any,
+    features: Features, problem: MLADecodeProblem, config: MLADecodeConfig, arch: str, traffic: Traffic,
 ) -> None:
     """BM query rows (tokens x heads) against the keys of one split of one sequence, for each program."""
     #: setup -> q, q_rope, lo, hi, first, limit    this program's rows, its split of the keys, the query tile
     BN, mask, scales = config.BN, features.mask, features.scales  #- launch
+    cache, slots = caches.latent, caches.slots  #- launch
     program, split = program_ids(config.grid(problem))  # [P]
     batch, kv_head, token, head, is_row = packed_rows(program, problem, config.BM)
     position, lo, hi, first, limit, pad = split_keys(seq_lens, features, batch, token, split, problem, config)
     rows = batch, head, token, is_row, first, limit
     cta = mla_cta(  #- programs
-        arch, config.BM, BN, (config.BV, config.BR), cache, rope, batch, hi + pad, traffic, dtype=q_array.dtype,
-        num_warps=config.num_warps, num_stages=config.num_stages, listed=problem.listed,
-        row_scales=row_scales,
+        arch, config.BM, BN, (config.BV, config.BR), caches, batch, hi + pad, traffic, dtype=q_array.dtype,
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )
     dram = Memory.over(q_array, name="q")  #- address
     rows_at = row_offsets(q_array, (batch[:, None], token, head), is_row)  #- address
@@ -119,20 +118,15 @@ def launch(
     lse = np.empty((batch, tokens, heads), np.float32)
     if q.size == 0:
         return out, lse
-    windows = kv_cache[:, :, None], k_rope[:, :, None]
-    keys = np.zeros(batch, np.int32) if seq_lens is None else key_count(seq_lens, problem.max_keys)
-    cache, rope = paged(windows, block_table, keys, tokens, problem.max_keys)
-    by_block = None
-    if row_scales is not None:
-        (by_block,) = paged((row_scales[:, :, None],), block_table, keys, tokens, problem.max_keys)
-    slots = kv_cache.shape[0] * kv_cache.shape[1] if problem.listed else None
+    keys = None if seq_lens is None else key_count(seq_lens, problem.max_keys)
+    caches = LatentCaches.of((kv_cache, k_rope, row_scales), block_table, keys, problem)
     part, part_lse = partial_results(out, lse, config.num_splits)
     features = features.of_latents(k_rope.dtype == kv_cache.dtype)
     scale_log2 = features.scales.factor_log2(scale)
     with traffic.launch():
         attend(
-            q if q.dtype.itemsize > 1 else q.astype(bfloat16), cache, rope, seq_lens, slots, part, part_lse,
-            scale_log2, features, problem, config, arch, traffic, by_block,
+            q if q.dtype.itemsize > 1 else q.astype(bfloat16), caches, seq_lens, part, part_lse, scale_log2, features,
+            problem, config, arch, traffic,
         )
     if config.num_splits > 1:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)

@@ -103,7 +103,7 @@ class Gather4CTA(MmaSyncCTA):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers."""
 
     buffer = "TMA gather4 into swizzled panels; ldmatrix"
-    whole_rows = True
+    whole_rows = dense_rows = True
     gather: TMAGather4Tile
 
     def __init__(self, shape: MmaSyncShape, programs: int, traffic: Traffic, **options: Any) -> None:

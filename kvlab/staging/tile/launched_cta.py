@@ -44,6 +44,8 @@ end of the CTA; missing: cp.async.wait_group in warp 1
     """The way of P from the first product to the second."""
     whole_rows = False
     """True where decode's rows come whole: e4m3 not as pairs in elements of 16 bits, latents with the rope columns."""
+    dense_rows = False
+    """True where rows of the cache must lie one after the other, as those of a matrix."""
     follows_beside = False
     """True where it fetches ahead beside others of the same threads, too, which have the other columns of K or V."""
 

@@ -66,6 +66,7 @@ class TileCTA(Protocol):
     buffer: str
     p_path: str
     whole_rows: bool
+    dense_rows: bool
     follows_beside: bool
 
     @classmethod

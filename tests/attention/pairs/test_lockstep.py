@@ -31,7 +31,6 @@ NOT_REACHED = {
     "return butterfly(np.add, np.moveaxis": "the same",
     "part, part_lse = (np.full(": "parts of a decode, whose rows are here under its name",
     "return part, part_lse": "the same",
-    "(by_block,) = paged(": "rows with scales: in tests/attention/mla_decode",
     "return out[None], lse[None]": "the same",
 }
 """Lines of emulators that no case of their own operation runs, and why."""

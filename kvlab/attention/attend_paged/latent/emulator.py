@@ -7,22 +7,20 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.attend_paged.config import schedule_problem
-from kvlab.attention.attend_paged.emulator import item_of, item_rows, join, unit_keys
+from kvlab.attention.attend_paged.emulator import WalkLists, WalkResults, item_of, item_rows, join, unit_keys
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import key_count, key_range, visible_end
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import head_scale, value_scales
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
-from kvlab.attention.machines.mla_decode import mla_cta
+from kvlab.attention.machines.mla_decode import LatentCaches, mla_cta
 from kvlab.attention.mla_decode.config import MLADecodeProblem
 from kvlab.attention.mla_decode.emulator import place
 from kvlab.attention.schedule.config import list_parts
 from kvlab.attention.schedule.emulator import launch as make_list
 from kvlab.attention.tiles.masked import store
 from kvlab.attention.tiles.online_softmax import log_sum, weigh
-from kvlab.attention.tiles.pages import paged
-from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Traffic, program_ids, ragged_range, row_offsets
@@ -33,12 +31,13 @@ Array = np.ndarray[Any, Any]
 
 
 def walk(
-    q_array: Array, cache: PagedKVCache, rope: PagedKVCache, row_scales: PagedKVCache | None, seq_lens: Array,
-    work: Array, o_array: Array, lse_array: Array, part_array: Array, part_lse_array: Array, scale_log2: float,
+    q_array: Array, caches: LatentCaches, lists: WalkLists, results: WalkResults, scale_log2: float,
     features: Features, problem: MLADecodeProblem, config: LatentWalk, arch: str, traffic: Traffic,
 ) -> None:
     """BM query rows (tokens x heads) of item after item, against the keys of a team's units."""
     #: team -> begin, until, first_item, last_item    the places of this team, and the items that lie there
+    seq_lens, _, work = lists  #- launch
+    o_array, lse_array, part_array, part_lse_array = results  #- launch
     mask, scales, schedule, of_tiles = features.mask, features.scales, config.schedule, config.tiles  #- launch
     BM, BN, sizes = of_tiles.BM, of_tiles.BN, walked(problem)  #- launch
     parts = list_parts(schedule.most_items(schedule_problem(sizes, mask.left, mask.right)))  #- address
@@ -76,8 +75,8 @@ def walk(
         first, limit = np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
         rows = batch, head, token, is_row, first, limit
         cta = mla_cta(  #- programs
-            arch, BM, BN, (of_tiles.BV, of_tiles.BR), cache, rope, batch, hi, traffic, dtype=q_array.dtype,
-            num_warps=of_tiles.num_warps, num_stages=of_tiles.num_stages, row_scales=row_scales,
+            arch, BM, BN, (of_tiles.BV, of_tiles.BR), caches, batch, hi, traffic, dtype=q_array.dtype,
+            num_warps=of_tiles.num_warps, num_stages=of_tiles.num_stages,
         )
         rows_at = row_offsets(q_array, (batch[:, None], token, head), is_row)  #- address
         q, q_rope = cta.load_q(dram, rows_at, is_row)
@@ -90,7 +89,7 @@ def walk(
             active = at < hi  #- programs
             key = at[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
             exists = key < hi[:, None]
-            page, slot, key, exists = place(cache, batch[:, None], key, 0, exists, None)
+            page, slot, key, exists = place(caches.latent, batch[:, None], key, 0, exists, None)
             k, k_rope = cta.load_k(at, active)
             #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
             scale = value_scales(features, page, slot, kv_head, exists)
@@ -142,16 +141,15 @@ def launch(
     features = features.of_latents(k_rope.dtype == kv_cache.dtype)
     mask, sizes = features.mask, walked(problem)
     (work,) = make_list(seq_lens, problem=schedule_problem(sizes, mask.left, mask.right), config=config.schedule)
-    windows = [x[:, :, None] for x in (kv_cache, k_rope, *(() if row_scales is None else (row_scales,)))]
     keys = key_count(seq_lens, problem.max_keys)
-    cache, rope, *by_block = paged(tuple(windows), block_table, keys, problem.tokens, problem.max_keys)
+    caches = LatentCaches.of((kv_cache, k_rope, row_scales), block_table, keys, problem)
     shape = 2 * config.grid(sizes)[0], config.tiles.BM
     part, part_lse = np.full((*shape, problem.latent), np.nan, np.float32), np.full(shape, np.nan, np.float32)
     with traffic.launch():
         walk(
-            q if q.dtype.itemsize > 1 else q.astype(bfloat16), cache, rope, by_block[0] if by_block else None,
-            seq_lens, work, out, lse, part, part_lse, features.scales.factor_log2(scale), features, problem, config,
-            arch, traffic,
+            q if q.dtype.itemsize > 1 else q.astype(bfloat16), caches, WalkLists(seq_lens, None, work),
+            WalkResults(out, lse, part, part_lse), features.scales.factor_log2(scale), features, problem, config, arch,
+            traffic,
         )
     join(work, part, part_lse, None, out, lse, sizes, config, traffic)
     return out, lse

@@ -9,11 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from listed_cases import Listed
 from mla_cases import Case
-from yardsticks import assert_accurate, bits
+from yardsticks import assert_accurate, bits, on
 
 from kvlab.attention import mla_decode_paged
 from kvlab.attention.masks import ChunkedMask, MaterializedMask
+from kvlab.common.arrays import to_torch
 
 pytestmark = pytest.mark.gpu
 
@@ -38,6 +40,8 @@ FEATURES = [
     Case((500, 65), H=9, columns=FULL, page=16, row="fp8", k_scale="number", dtype="fp16", softcap=5.0, S=3),
     Case((500, 65), H=40, columns=FULL, page=64, row="fp8", k_scale="head", dtype="fp8", S=2, splits=3),
     Case((300, 17), H=16, columns=FULL, page=64, row="rope-aware", k_scale="token", dtype="fp8"),
+    Case((900, 65), H=128, columns=FULL, page=64, row="scaled", splits=3),
+    Case((300, 17), H=16, columns=(384, 64), page=16, row="scaled", dtype="fp16", S=2),
     Case((2000, 150), H=128, columns=FULL, page=64, window=300, S=2, splits=3, slopes=True),
     Case((600, 90), H=20, columns=FULL, page=48, mask=ChunkedMask(256), sinks=True, S=4),
     Case((700, 33), H=20, columns=FULL, page=64, softcap=4.0, sinks=True, slopes=True, temperature=True, S=2),
@@ -55,6 +59,55 @@ def test_grid(case: Case) -> None:
     x = case.build()
     out, lse = mla_decode_paged(*x.torch("cuda"), return_lse=True, num_splits=case.splits, **x.options_on("cuda"))
     assert_accurate(x, out.cpu(), lse.cpu())
+
+
+@pytest.mark.parametrize("case, topk", [
+    (Case((900, 300, 700), H=128, columns=FULL, page=64, S=3), 2048),
+    (Case((900, 300), H=16, columns=FULL, page=64, row="scaled", sinks=True), 500),
+    (Case((90, 300), H=20, columns=FULL, page=5, dtype="fp16", splits=4), 100),
+], ids=str)
+def test_lists_of_slots(case: Case, topk: int) -> None:
+    """What names no slot is not read: integers far outside of the pool among them, as values are not looked at."""
+    listed = Listed(case, topk)
+    x, wrong = listed.x, listed.indices.astype(np.int64)
+    wrong[wrong < 0] = np.resize([1 << 40, -1, -(1 << 40), x.rows.shape[0] * case.page], int((wrong < 0).sum()))
+    q, kv, indices = (on(to_torch(a), "cuda") for a in (listed.q, x.kv, wrong))
+    options = {"indices": indices, "num_splits": case.splits, **x.options_on("cuda")}
+    out, lse = mla_decode_paged(q, kv, return_lse=True, **options)
+    assert_accurate(listed.dense, out[:, None].cpu(), lse[:, None].cpu())
+    assert {bits(mla_decode_paged(q, kv, **options).cpu()) for _ in range(3)} == {bits(out.cpu())}
+
+
+BALANCED = [
+    Case((20000, *(100 + 7 * i for i in range(40)), 0), H=16, columns=FULL, page=64),
+    Case((3000, 0, 64, 65, 1), H=128, columns=FULL, page=64, S=2),
+    Case((1000, 5), H=20, columns=FULL, page=16, S=16, row="rope-aware", k_scale="token", sinks=True),
+]
+
+
+@pytest.mark.parametrize("case", BALANCED, ids=str)
+def test_balanced(case: Case) -> None:
+    x = case.build()
+    out, lse = mla_decode_paged(*x.torch("cuda"), balanced=True, return_lse=True, **x.options_on("cuda"))
+    assert_accurate(x, out.cpu(), lse.cpu())
+
+
+def test_a_captured_graph_balances_other_lengths() -> None:
+    x = Case((3000, 500, 700, 1), H=16, columns=FULL, page=64).build()
+    q, kv, table, lens = x.torch("cuda")
+    out = torch.empty_like(q[..., :512])
+    with torch.cuda.stream(torch.cuda.Stream()):
+        mla_decode_paged(q, kv, table, lens, balanced=True, out=out, **x.options)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mla_decode_paged(q, kv, table, lens, balanced=True, out=out, **x.options)
+    for lengths in ((0, 0, 0, 0), (10, 500, 0, 1), (2999, 1, 700, 0)):
+        other = x.with_(lens=np.array(lengths, np.int32))
+        lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_accurate(other, out.cpu())
 
 
 @pytest.mark.parametrize("H", [16, 128])

@@ -296,6 +296,9 @@ def test_lists_on_a_gpu_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         slots = pages._slots(torch.tensor([0, 0, 2, 2, 7, -1]), torch.tensor([18, 24, 9, 16, 0, 0]), INDICES, INDPTR,
                              LAST, PAGE)
     assert lists.lens.tolist() == list(LENS)
+    assert lists.table.shape == (3, 8)
+    assert lists.columns(INDPTR, torch.zeros(65), PAGE, None) == 128
+    assert lists.columns(INDPTR, torch.zeros(65), PAGE, 33 * PAGE) == 40
     assert all(lists.table[b, c] == INDICES[INDPTR[b] + c] for b, n in ((0, 3), (2, 2)) for c in range(n))
     assert slots.tolist() == [4 * PAGE + 2, -1, 6 * PAGE + 1, -1, -1, -1]
     with pytest.raises(AssertionError), NothingWaits():

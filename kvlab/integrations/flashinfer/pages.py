@@ -43,13 +43,13 @@ class PageLists:
         self.set(*table_of_lists(indptr, indices, last_page_len, page_size, columns))
 
     def columns(self, indptr: Tensor, indices: Tensor, page_size: int, longest: int | None) -> int:
-        """Columns that are enough: of the longest sequence if that is known, else of all pages."""
+        """Columns that are enough: of the longest sequence if that is known, else of all pages, a power of two."""
         if longest is not None:
             pages = -(-count("max_sequence_kv", longest) // page_size)
         elif self.graph and self.most is not None:
             pages = self.most
         elif self.graph or not in_sight(indptr):
-            pages = int(indices.shape[0])
+            pages = 1 << (int(indices.shape[0]) - 1).bit_length() if indices.shape[0] else 0
         else:
             pages = int(indptr.long().diff().max()) if indptr.shape[0] > 1 else 0
         return max(-(-pages // COLUMNS), 1) * COLUMNS

@@ -20,7 +20,7 @@ import gpu_record
 import torch
 
 from kvlab.attention import Rope, explain, kv_store_paged
-from kvlab.attention.kv_store.config import Angles, StoreTables
+from kvlab.attention.kv_store.config import CosSin, StoreTables
 from kvlab.attention.kv_store.kernel import launch
 
 HEADS, D, PAGE = 8, 128, 16
@@ -159,7 +159,7 @@ def _sweep(calls: list[Call]) -> list[dict[str, Any]]:
                 k, v = (dataclasses.replace(s, BR=max(1, elements // s.BG)) for s in (chosen.k, chosen.v))
                 programs = -(-len(call.k) * HEADS * k.blocks // k.BR)
                 config = dataclasses.replace(chosen, k=k, v=v, programs=programs, num_warps=warps)
-                tables, more = StoreTables(x.where, positions=x.positions), {"cos_sin": Angles(x.cos, x.sin)}
+                tables, more = StoreTables(x.where, positions=x.positions), {"cos_sin": CosSin(x.cos, x.sin)}
                 more |= {name: getattr(x, name) for name in ("k_scale", "v_scale")}
                 runs.append(
                     lambda x=x, tables=tables, config=config, more=more: launch(

@@ -21,7 +21,7 @@ from kvlab.common.checks import require
 from kvlab.common.torch_here import is_torch
 from kvlab.hardware import get_arch
 
-from .config import Angles, StoreProblem, StoreTables, choose_config, widest_vector
+from .config import CosSin, StoreProblem, StoreTables, choose_config, widest_vector
 from .inputs import LIMITS, USUAL, Names, StoreFacts, StoreInputs, store_inputs
 from .mla_rows import mla_windows
 from .values import check_values
@@ -103,7 +103,7 @@ class Store(Call[None]):
 
     def named(self) -> dict[str, Any]:
         x = self.inputs
-        config, turn = self.plan.explanation.config, Angles(x.cos, x.sin)
+        config, turn = self.plan.explanation.config, CosSin(x.cos, x.sin)
         return {"config": config, "pages": x.pages, "cos_sin": turn, "k_scale": x.k_scale, "v_scale": x.v_scale}
 
     def refer(self, *arrays: Any, **named: Any) -> tuple[Any, ...]:

@@ -75,14 +75,14 @@ class StoreTables(NamedTuple):
     positions: Any = None
 
 
-class Angles(NamedTuple):
+class CosSin(NamedTuple):
     """Cosines and sines ``[positions, R / 2]``, or None without a rope."""
 
     cos: Any = None
     sin: Any = None
 
 
-NO_ANGLES = Angles()
+NO_ANGLES = CosSin()
 
 
 class StoreSizes(NamedTuple):
@@ -98,7 +98,7 @@ class StoreSizes(NamedTuple):
     angles: int
 
     @classmethod
-    def of(cls, k: Any, pages: int, tables: StoreTables, cos_sin: Angles) -> StoreSizes:
+    def of(cls, k: Any, pages: int, tables: StoreTables, cos_sin: CosSin) -> StoreSizes:
         """The sizes of a launch on k ``[B, S, H, D]``."""
         each = (tables.table, 1), (tables.lens, 0), (cos_sin.cos, 0)
         columns, batch, angles = (0 if x is None else int(x.shape[axis]) for x, axis in each)

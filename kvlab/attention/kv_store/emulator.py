@@ -14,7 +14,7 @@ from kvlab.hardware import get_arch
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, program_ids
 
-from .config import NO_ANGLES, SMALLEST, Angles, StoreConfig, StoreSide, StoreSizes, StoreTables, reciprocal
+from .config import NO_ANGLES, SMALLEST, CosSin, StoreConfig, StoreSide, StoreSizes, StoreTables, reciprocal
 
 Array = np.ndarray[Any, Any]
 SMALLEST_TOP = np.float32(SMALLEST)
@@ -140,7 +140,7 @@ def convert(x: Array, dtype: np.dtype[Any], limit: float) -> Array:
 
 
 def append(
-    k_array: Array, v_array: Array, k_cache: Array, v_cache: Array, tables: StoreTables, cos_sin: Angles,
+    k_array: Array, v_array: Array, k_cache: Array, v_cache: Array, tables: StoreTables, cos_sin: CosSin,
     k_scale_array: Array | float | None, v_scale_array: Array | float | None, problem: StoreSizes, config: StoreConfig,
     traffic: Traffic, lanes: int,
 ) -> None:
@@ -216,7 +216,7 @@ def append(
 
 def launch(
     k: Array, v: Array, k_cache: Array, v_cache: Array, tables: StoreTables, *, config: StoreConfig, pages: int,
-    cos_sin: Angles = NO_ANGLES, k_scale: Array | float | None = None, v_scale: Array | float | None = None,
+    cos_sin: CosSin = NO_ANGLES, k_scale: Array | float | None = None, v_scale: Array | float | None = None,
     arch: str = "sm_90", traffic: Traffic | None = None,
 ) -> None:
     """Run the twin on k, v ``[B, S, H, D]`` (``[1, T, H, D]`` unless padded). The arguments are valid."""

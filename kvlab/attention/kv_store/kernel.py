@@ -12,7 +12,7 @@ from kvlab.attention.features.kernel import rotate
 from kvlab.attention.tiles.strides import AngleStrides, PageStrides, RowStrides, ScaleStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
-from .config import NO_ANGLES, SMALLEST, Angles, StoreConfig, StoreSide, StoreSizes, StoreTables, reciprocal
+from .config import NO_ANGLES, SMALLEST, CosSin, StoreConfig, StoreSide, StoreSizes, StoreTables, reciprocal
 
 SMALLEST_TOP = tl.constexpr(SMALLEST)
 LARGEST_TOP = tl.constexpr(3.4028234663852886e38)
@@ -211,7 +211,7 @@ def append(
 
 def launch(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, tables: StoreTables, *,
-    config: StoreConfig, pages: int, cos_sin: Angles = NO_ANGLES, k_scale: torch.Tensor | float | None = None,
+    config: StoreConfig, pages: int, cos_sin: CosSin = NO_ANGLES, k_scale: torch.Tensor | float | None = None,
     v_scale: torch.Tensor | float | None = None, again: Again = None,
 ) -> None:
     """Run the kernel on k, v ``[B, S, H, D]`` (``[1, T, H, D]`` unless padded). The arguments are valid."""

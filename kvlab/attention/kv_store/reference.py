@@ -9,7 +9,7 @@ import numpy as np
 from kvlab.attention.features.rope import rotate_exactly
 from kvlab.common.arrays import numbered
 
-from .config import NO_ANGLES, SMALLEST, Angles, StoreConfig, StoreSide, StoreTables
+from .config import NO_ANGLES, SMALLEST, CosSin, StoreConfig, StoreSide, StoreTables
 
 Array = np.ndarray[Any, Any]
 LARGEST = float(np.finfo(np.float32).max)
@@ -17,7 +17,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 def reference(
     k: Array, v: Array, k_cache: Array, v_cache: Array, tables: StoreTables, *, config: StoreConfig, pages: int,
-    cos_sin: Angles = NO_ANGLES, k_scale: Array | float | None = None, v_scale: Array | float | None = None,
+    cos_sin: CosSin = NO_ANGLES, k_scale: Array | float | None = None, v_scale: Array | float | None = None,
 ) -> None:
     """Store k, v ``[B, S, H, D]`` into the caches: rotate in float64, divide by the scale, round once."""
     token, page, slot, position = _places(k.shape[:2], tables, config)

@@ -13,7 +13,7 @@ import pytest
 from caught import Caught, as_launched
 from store_cases import Step
 
-from kvlab.attention.kv_store.config import Angles, StoreTables
+from kvlab.attention.kv_store.config import CosSin, StoreTables
 from kvlab.triton_support.versions import installed
 
 pytestmark = pytest.mark.compile
@@ -54,7 +54,7 @@ def made_of(x: Any, config: Any, target: str = "sm_90") -> Any:
         patch.setattr(kernel, "append", caught)
         kernel.launch(
             x.k, x.v, x.k_cache, x.v_cache, StoreTables(x.where, x.lens, x.table, x.positions), config=config,
-            pages=x.pages, cos_sin=Angles(x.cos, x.sin), k_scale=x.k_scale, v_scale=x.v_scale,
+            pages=x.pages, cos_sin=CosSin(x.cos, x.sin), k_scale=x.k_scale, v_scale=x.v_scale,
         )
     return as_launched(caught.fn, caught.arguments, target)
 

@@ -298,7 +298,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--weights", help="a name, a folder or a .gguf file; random weights if left out")
     parser.add_argument("--device", default=device, help="default: %(default)s")
-    parser.add_argument("--backend", help="of kvlab; default: auto on a GPU, reference with --weights, else emulator")
+    parser.add_argument("--backend", help="of kvlab; default: auto on a GPU, else reference, the fastest on a CPU")
     parser.add_argument("--plot", type=Path, help="where to draw a picture (.png, .svg)")
     for name, default, what in (
         ("requests", 32, "prompts that are there from the start"), ("new-tokens", 16, "most tokens written for each"),
@@ -312,8 +312,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> tuple[Server, list[Request]]:
     args = options(arguments)
-    fallback: Any = "auto" if args.device == "cuda" else "reference" if args.weights else "emulator"
-    register(backend=args.backend or fallback)
+    register(backend=args.backend or ("auto" if args.device == "cuda" else "reference"))
     stop = tokenizer = None
     if args.weights:
         model, tokenizer = load(args.weights, args.device)

@@ -13,7 +13,10 @@ import pytest
 from kvlab.cache import OutOfPages
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "serve_smollm2.py"
-TINY = ["--device=cpu", "--layers=1", "--vocabulary=256", "--requests=6", "--slots=4", "--new-tokens=12"]
+TINY = [
+    "--device=cpu", "--backend=emulator", "--layers=1", "--vocabulary=256", "--requests=6", "--slots=4",
+    "--new-tokens=12",
+]
 
 
 @pytest.fixture(scope="module")

@@ -148,10 +148,7 @@ def walk(
     #: team -> begin, until, first_item, last_item    the places of this team, and the items that lie there
     BM: tl.constexpr = C.BM
     BN: tl.constexpr = C.BN
-    starts_ptr = list_ptr + problem.starts  #- address
-    sequences_ptr = list_ptr + problem.sequences  #- address
-    tiles_ptr = list_ptr + problem.tiles  #- address
-    firsts_ptr = list_ptr + problem.firsts  #- address
+    starts_ptr, firsts_ptr = list_ptr + problem.starts, list_ptr + problem.firsts  #- address
     program = tl.program_id(0)
     team = program // problem.lanes
     share = tl.load(list_ptr)
@@ -162,7 +159,7 @@ def walk(
     last_item = next_item + (tl.load(starts_ptr + next_item) + C.OVERHEAD < until).to(tl.int32)
     for item in tl.range(first_item, last_item, 1, disable_licm=True):  # what is hoisted takes registers
         #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
-        batch, tile = item_of(sequences_ptr, tiles_ptr, item, C.LISTED)
+        batch, tile = item_of(list_ptr + problem.sequences, list_ptr + problem.tiles, item, C.LISTED)
         num_keys = key_count(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
         q_first, tokens = row_count(cu_seqlens_ptr, batch, problem.tokens)
         never = (num_keys == 2147483647).to(tl.int32)  #- instruction: 0; what depends on it is not held between units
@@ -229,8 +226,10 @@ def walk(
             o_ptr, (batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head) * C.UNIT,
             is_row & whole, o, C.DV, C.PAIRS,
         )
-        lse_at = batch * lse_strides.batch + q_row * lse_strides.token  #- address
-        tl.store(lse_ptr + lse_at + head * lse_strides.head, lse, mask=is_row & whole)
+        tl.store(
+            lse_ptr + batch * lse_strides.batch + q_row * lse_strides.token + head * lse_strides.head, lse,
+            mask=is_row & whole,
+        )
         place = 2 * program + (start > begin).to(tl.int32)
         of_part = place.to(tl.int64) * BM + tl.arange(0, BM)  #- address
         store_rows(part_ptr, of_part * (C.DV * (1 + C.PAIRS)), is_row & sees & ~whole, o, C.DV, C.PAIRS)
@@ -247,10 +246,7 @@ def join(
     rows of a tile may exist.
     """
     #: setup -> lse_parts    each part's lse, in the order of the keys
-    starts_ptr = list_ptr + problem.starts  #- address
-    sequences_ptr = list_ptr + problem.sequences  #- address
-    tiles_ptr = list_ptr + problem.tiles  #- address
-    firsts_ptr = list_ptr + problem.firsts  #- address
+    starts_ptr, firsts_ptr = list_ptr + problem.starts, list_ptr + problem.firsts  #- address
     team, lane_row, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lane = lane_row // USED
     nth = lane_row % USED
@@ -262,7 +258,7 @@ def join(
     start = tl.load(starts_ptr + item) + OVERHEAD
     stop = tl.load(starts_ptr + item + 1)
     num_parts = tl.maximum(stop - 1, start) // share - team + 1
-    batch, tile = item_of(sequences_ptr, tiles_ptr, item, LISTED)
+    batch, tile = item_of(list_ptr + problem.sequences, list_ptr + problem.tiles, item, LISTED)
     batch = tl.where(exists, batch, 0)
     q_first, tokens = row_count(cu_seqlens_ptr, batch, problem.tokens)
     _, _, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, TOGETHER)
@@ -270,8 +266,8 @@ def join(
     late = (start > team * share).to(tl.int32)
     every = tl.arange(0, PARTS)
     place = 2 * ((team + every) * problem.lanes + lane) + tl.where(every == 0, late, 0)
-    at_lse = place.to(tl.int64) * BM + nth  #- address
-    lse_parts = tl.load(part_lse_ptr + at_lse, mask=cut & (every < num_parts), other=-float("inf"))
+    at_parts = part_lse_ptr + place.to(tl.int64) * BM + nth  #- address
+    lse_parts = tl.load(at_parts, mask=cut & (every < num_parts), other=-float("inf"))
     #: total -> top, total, none, count    weights relative to the largest, so that nothing overflows
     top = tl.max(lse_parts, 0)
     shift = tl.where(top == -float("inf"), 0.0, top)
@@ -296,10 +292,14 @@ def join(
     lse = tl.where(total == 0, -float("inf"), top + tl.log(total))
     #: store
     q_row = q_first + token
-    o_at = batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head + d  #- address
-    tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=cut & (d < D))
-    lse_at = batch * lse_strides.batch + q_row * lse_strides.token + head * lse_strides.head  #- address
-    tl.store(lse_ptr + lse_at, lse, mask=cut & (piece == 0))
+    tl.store(
+        o_ptr + batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head + d,
+        o.to(o_ptr.dtype.element_ty), mask=cut & (d < D),
+    )
+    tl.store(
+        lse_ptr + batch * lse_strides.batch + q_row * lse_strides.token + head * lse_strides.head, lse,
+        mask=cut & (piece == 0),
+    )
 
 
 def launch(

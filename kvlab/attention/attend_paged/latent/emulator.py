@@ -91,7 +91,7 @@ def walk(
             exists = key < hi[:, None]
             page, slot, key, exists = place(caches.latent, batch[:, None], key, 0, exists, None)
             k, k_rope = cta.load_k(at, active)
-            #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
+            #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
             scale = value_scales(features, page, slot, kv_head, exists)
             by_key = np.broadcast_to(latent * scale, key.shape)
             s = cta.scores((q, q_rope), (k, k_rope), active, by_key if scales.nope.scaled else None)

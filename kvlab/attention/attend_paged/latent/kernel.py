@@ -125,7 +125,7 @@ def walk(
                 page * rope_strides.page + slot * rope_strides.token,
                 page * by_block_strides.page + slot * by_block_strides.token, exists, q.dtype, C.DV, C.DR, BV, C.BR,
             )
-            #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
+            #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
             scale = value_scales(features, numbers, page, slot, kv_head, exists)
             by_key = latent * scale
             s = scores(q, q_rope, k, k_rope, by_key if numbers.nope is not None else None)  # [BM, BN]

@@ -53,9 +53,9 @@ class Features:
         v_scale: Any = None,
     ) -> Features:
         """The mask and softcap of a call with what else another call of its kind asks for, which needs no check."""
-        heads, (of_k, of_v) = int(k.shape[-2]), (tuple(x.shape[:-1]) for x in (k, v))
+        heads = int(k.shape[-2])
         scales = Scales(
-            scale_of(q_scale, q, heads, None), scale_of(k_scale, k, heads, of_k), scale_of(v_scale, v, heads, of_v)
+            scale_of(q_scale, q, heads, by_token=False), scale_of(k_scale, k, heads), scale_of(v_scale, v, heads)
         )
         mask = self.mask
         if leftpad_k is not None or q_positions is not None:

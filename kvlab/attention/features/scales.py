@@ -138,16 +138,16 @@ def resolve_scale(name: str, scale: Any, of: Any, batch: int, heads: int, tokens
             last = f", [B = {batch}, {heads}] or, of each token and head, {tokens}"
         fits = shape in ((), (1,), (heads,), (batch, heads)) or (len(shape) > 1 and shape == tokens)
         require(fits, f"{name} has shape {shape}", f"a number, [Hkv = {heads}]{last}")
-    return scale_of(scale, of, heads, tokens)
+    return scale_of(scale, of, heads, by_token=tokens is not None)
 
 
-def scale_of(scale: Any, of: Any, heads: int, tokens: tuple[int, ...] | None) -> Scale:
+def scale_of(scale: Any, of: Any, heads: int, *, by_token: bool = True) -> Scale:
     """A scale that :func:`resolve_scale` lets pass."""
     if scale is None or not is_fp8(of):
         return Scale()
     if not (is_torch(scale) or isinstance(scale, np.ndarray)):
         return Scale(float(scale))
-    if scale.ndim > 1 and tuple(scale.shape) == tokens:
+    if by_token and scale.ndim > 1 and tuple(scale.shape) == tuple(of.shape[:-1]):
         return Scale(tokens=scale)
     if tuple(scale.shape) in ((), (1,)):  # one number in memory: a view of it for every head
         one = scale.reshape(1)

@@ -9,7 +9,7 @@ Workspaces may be None: kvlab takes memory for partial results from torch.
 """
 
 from .cascade import MultiLevelCascadeAttentionWrapper
-from .decode import BatchDecodeWithPagedKVCacheWrapper, single_decode_with_kv_cache
+from .decoding import BatchDecodeWithPagedKVCacheWrapper, single_decode_with_kv_cache
 from .mla import BatchMLAPagedAttentionWrapper
 from .pages import (
     append_paged_kv_cache,

@@ -15,7 +15,7 @@ from kvlab.integrations.adapting import checked_tensors, in_names, in_sight, lac
 from .pages import PageLists, checked_layout, halves
 from .scores import (
     PlanOptions,
-    PrefillOptions,
+    PrefillPlanOptions,
     Scores,
     check_planned,
     checked_heads,
@@ -48,7 +48,7 @@ class _Prefill:
         """Take where sequences start in q, and what calls have in common. ``more``: names of ``LACKING`` that the
         caller's signature has.
         """
-        taken = {n: v for n, v in options.items() if n not in PrefillOptions.__annotations__ or n in PLAN}
+        taken = {n: v for n, v in options.items() if n not in PrefillPlanOptions.__annotations__ or n in PLAN}
         self.masks = options.get("custom_mask"), options.get("packed_custom_mask")
         masked = any(mask is not None for mask in self.masks)
         checked_tensors(qo_indptr=starts, custom_mask=self.masks[0], packed_custom_mask=self.masks[1])
@@ -128,7 +128,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
     @in_names(**PAGED)
     def plan(
         self, qo_indptr: Tensor, paged_kv_indptr: Tensor, paged_kv_indices: Tensor, paged_kv_last_page_len: Tensor,
-        num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, **options: Unpack[PrefillOptions],
+        num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, **options: Unpack[PrefillPlanOptions],
     ) -> None:
         """Take the page lists of a step, and what its calls have in common; waits for no GPU but for a custom mask.
 
@@ -209,7 +209,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
     @in_names(**NAMES, cu_seqlens_k="kv_indptr")
     def plan(
         self, qo_indptr: Tensor, kv_indptr: Tensor, num_qo_heads: int, num_kv_heads: int, head_dim_qk: int,
-        **options: Unpack[PrefillOptions],
+        **options: Unpack[PrefillPlanOptions],
     ) -> None:
         """Take where sequences start in q (``qo_indptr``) and in k and v (``kv_indptr``), integers ``[B + 1]``, and
         what calls have in common. The rest: as for the paged wrapper.
@@ -247,7 +247,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
 def single_prefill_with_kv_cache(
     q: Tensor, k: Tensor, v: Tensor, *, scale_q: Tensor | None = None, scale_k: Tensor | None = None,
     scale_v: Tensor | None = None, o_dtype: Any = None, kv_layout: str = "NHD", k_scale: Any = None,
-    v_scale: Any = None, return_lse: bool = False, backend: Any = "auto", **options: Unpack[PrefillOptions],
+    v_scale: Any = None, return_lse: bool = False, backend: Any = "auto", **options: Unpack[PrefillPlanOptions],
 ) -> Any:
     """Attention of q ``[S, Hq, D]`` to k ``[n, Hkv, D]`` and v ``[n, Hkv, Dv]`` (HND: heads first): out
     ``[S, Hq, Dv]``, or ``(out, lse)`` with lse ``[S, Hq]``.

@@ -55,7 +55,7 @@ class PlanOptions(TypedDict, total=False):
     non_blocking: bool
 
 
-class PrefillOptions(PlanOptions, total=False):
+class PrefillPlanOptions(PlanOptions, total=False):
     """Keywords of the plans of prefills."""
 
     head_dim_vo: int | None

@@ -22,6 +22,7 @@ from kvlab.attention.call.call import Call
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.features.options import DEFAULTS, DOCUMENTATION
 from kvlab.common.checks import require, shown
+from kvlab.common.dlpack import as_known, is_foreign, like_caller
 from kvlab.common.torch_here import is_traced
 
 P = ParamSpec("P")
@@ -68,10 +69,13 @@ class PublicOperation(Generic[P, R]):
             PUBLIC[self.__name__] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if is_traced(args[0] if args else next(iter(kwargs.values()), None)):
+        first: Any = args[0] if args else next(iter(kwargs.values()), None)
+        if is_traced(first):
             from kvlab.attention.call.torch_ops import through
 
             return through(self, args, kwargs)
+        if is_foreign(first):
+            return self.given_back(first, self.made(*args, **kwargs).run(), kwargs.get("out"))
         return self.made(*args, **kwargs).run()
 
     def planned(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
@@ -83,11 +87,22 @@ class PublicOperation(Generic[P, R]):
         return self.planned(*args, **kwargs).explained()
 
     def made(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """The call of these arguments, unchecked but for flags and names."""
+        """The call of these arguments, unchecked but for flags and names. Where the first is an array of another
+        library, all such are taken by DLPack.
+        """
         if not self.keywords.issuperset(kwargs):
             unknown = next(name for name in kwargs if name not in self.keywords)
             raise TypeError(f"{self.__name__}() got an unexpected keyword argument {unknown!r}")
+        if is_foreign(args[0] if args else next(iter(kwargs.values()), None)):
+            known = as_known(dict(zip(self.__signature__.parameters, args, strict=False)) | kwargs)
+            return self.__wrapped__(**checked_keywords(known))  # type: ignore[call-arg]
         return self.__wrapped__(*args, **checked_keywords(kwargs))
+
+    def given_back(self, first: Any, result: Any, out: Any) -> Any:
+        """Results in the library of the foreign array ``first``; ``out`` itself where it is given."""
+        if out is None:
+            return like_caller(result, first)
+        return (out, like_caller(result[1], first)) if isinstance(result, tuple) else out
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:  # binds as a function does
         return self if instance is None else MethodType(self, instance)

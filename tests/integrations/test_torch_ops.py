@@ -141,7 +141,7 @@ def test_arguments_arrive() -> None:
             attention.mha_decode_paged(**one, mask=masks.MaterializedMask(bias), check=True),
             attention.mha_decode_paged(q, *(decode[n] for n in ("k_cache", "v_cache", "block_table", "seq_lens")),
                                        mask=masks.ChunkedMask(16), backend="reference"),
-            attention.mha_prefill(**prefill | {"q": x}, window=[3, 2], causal=False, max_seqlen_q=4),
+            attention.mha_prefill(**prefill | {"q": x}, window=[3, None], causal=False, max_seqlen_q=4),
         )
         attention.kv_store(**store | {"cache": blocks, "rope": Rope(store["rope"].cos, store["rope"].sin, True, 0)})
         return *found, blocks.blocks * 1

@@ -100,7 +100,7 @@ class ArrayOrNumber(Plain):
         return number if array is None else array
 
 
-class Window(Plain):
+class WindowSides(Plain):
     """A number of keys, or a pair. None on a side of it is further than any key."""
 
     def carried(self, value: Any) -> Values | None:
@@ -229,7 +229,7 @@ def part_of(parameter: inspect.Parameter) -> Plain:
     if words in WORDS:
         return Plain(name, WORDS[words])
     if words == WINDOW:
-        return Window(name, "SymInt[]")
+        return WindowSides(name, "SymInt[]")
     classes = {"Array": Array, "Array | float": ArrayOrNumber, "Mask": MaskParts, "Rope": Angles}
     return classes.get(words, Collection if "Collection" in words else Nothing)(name)
 

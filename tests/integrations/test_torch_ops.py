@@ -116,6 +116,16 @@ def test_every_keyword_is_carried() -> None:
         assert {*parts, "out", "return_lse"} >= set(getattr(attention, name).__signature__.parameters), name
 
 
+def test_every_mask_is_carried() -> None:
+    """Law: masks of kvlab.attention.masks are carried, a band without a bound on one side as the same keys."""
+    found = {one for one in vars(masks).values() if isinstance(one, type) and issubclass(one, masks.Mask)}
+    assert found - {masks.Mask} == set(torch_ops.PARTS)
+    part = torch_ops.MaskParts("mask")
+    for sides in ((None, -2), (-3, None), (None, None)):
+        back = part.restored(part.carried(masks.BandMask(*sides)) or {})
+        assert back.interval() == masks.BandMask(*sides).interval()
+
+
 def test_arguments_arrive() -> None:
     """Features of every form: what a graph carries gives the eager call's bits."""
     decode, prefill = good_call("mha_decode_paged"), good_call("mha_prefill")
@@ -125,7 +135,7 @@ def test_arguments_arrive() -> None:
     chunk = masks.SlidingWindowNonCausalMask(40)
     for mask in (masks.NullMask(), masks.ChunkedMask(8), masks.MaterializedMask(bias),
                  masks.AndMask(masks.SlidingWindowCausalMask(9), masks.CausalPaddingMask(seen)),
-                 masks.OrMask(masks.OrMask(masks.MaterializedMask(bias), chunk), masks.ChunkedCausalMask(16))):
+                 masks.OrMask(masks.OrMask(masks.MaterializedMask(bias), chunk), masks.BandMask(9, -2))):
         part = torch_ops.MaskParts("mask")
         back, twin = part.restored(part.carried(mask) or {}), repr(mask)
         assert repr(back) == twin

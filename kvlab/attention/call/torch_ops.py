@@ -30,8 +30,8 @@ Values: TypeAlias = "dict[str, Any]"
 
 REFUSAL = (
     "arguments of kvlab.attention.{} in a graph of torch: must be tensors (that need no gradient), numbers, names, "
-    "masks of kvlab.attention.masks, a Rope or a collection over tensors; a mask of one's own, traffic and NumPy "
-    "arrays are for calls outside of it, as with fullgraph=False"
+    "masks of kvlab.attention.masks, a Rope or a collection over tensors; a mask of one's own, plan, traffic and "
+    "NumPy arrays are for calls outside of it, as with fullgraph=False"
 )
 WORDS = {
     "int": "SymInt", "float": "float", "bool": "bool", "str": "str", "Backend": "str", "PortableBackend": "str",
@@ -42,11 +42,13 @@ WINDOW = "int | tuple[int | None, int | None]"
 TYPES: dict[str, tuple[type, ...]] = {"SymInt": (int,), "float": (float, int), "bool": (bool,), "str": (str,)}
 PARTS: dict[type, tuple[str, ...]] = {
     masks.NullMask: (), masks.CausalMask: (), masks.SlidingWindowCausalMask: ("window",),
-    masks.SlidingWindowNonCausalMask: ("window",), masks.ChunkedMask: ("chunk",), masks.ChunkedCausalMask: ("chunk",),
-    masks.CausalPaddingMask: ("valid_lengths",), masks.MaterializedMask: ("array",), masks.AndMask: ("a", "b"),
-    masks.OrMask: ("a", "b"),
+    masks.SlidingWindowNonCausalMask: ("window",), masks.BandMask: ("left", "right"), masks.ChunkedMask: ("chunk",),
+    masks.ChunkedCausalMask: ("chunk",), masks.CausalPaddingMask: ("valid_lengths",),
+    masks.MaterializedMask: ("array",), masks.AndMask: ("a", "b"), masks.OrMask: ("a", "b"),
 }
 """Masks that are carried, and what they are made of: numbers, an array, or two masks."""
+SIDES = PARTS[masks.BandMask]
+"""Parts that may be None: no bound, carried as further than any key."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class MaskParts(Plain):
         words.append(type(value).__name__)
         for part in PARTS[type(value)]:
             inner = getattr(value, part)
+            inner = UNLIMITED if inner is None and part in SIDES else inner
             if type(inner) is int:
                 numbers.append(inner)
             elif is_carried(inner):
@@ -149,7 +152,7 @@ class MaskParts(Plain):
             return None
         names, by_name = iter(words.split()), {mask.__name__: mask for mask in PARTS}
         left = {"window": iter(numbers or ()), "array": iter(arrays or ())}
-        left |= {"chunk": left["window"], "valid_lengths": left["array"]}
+        left |= dict.fromkeys(("chunk", *SIDES), left["window"]) | {"valid_lengths": left["array"]}
 
         def build() -> Any:
             mask = by_name[next(names)]

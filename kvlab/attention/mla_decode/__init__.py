@@ -64,8 +64,8 @@ def mla_decode_paged(
                  the slots, ``page * page_size + slot``, of the rows that each token sees, in any order and place; a
                  slot that is named twice counts twice, -1 names none, and so does, where values are not looked at, any
                  other integer. block_table and seq_lens are not looked at then, and may be None: each token has a list
-                 of its own, B (S) may be any number (a prefill, token by token), and mask, window, leftpad_k and
-                 alibi_slopes, which ask for positions, must be None
+                 of its own, B (S) may be any number (a prefill, token by token), and mask, window, leftpad_k,
+                 q_positions and alibi_slopes, which ask for positions, must be None
     v_dim        latent columns, 32 to 512
     scale        of the scores. It belongs to the heads before absorption, whose size the cache does not tell: the
                  default is that of DeepSeek-V2 and V3, ``1 / sqrt(128 + 64)``, for rows of 512 + 64 columns only
@@ -84,7 +84,7 @@ def mla_decode_paged(
     kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
     balanced     share the rows of all sequences equally, whatever their lengths: a work list of the step is made on the
                  device; the portable kernel; the same lengths give the same order of sums. num_splits,
-                 batch_invariant, indices and leftpad_k must be left out
+                 batch_invariant, indices, leftpad_k and q_positions must be left out
     batch_invariant  the same bits for a sequence alone and in any batch: its keys are split by the columns of the
                  table alone
     backend      "auto": the emulator for NumPy arrays, for torch tensors the Gluon kernel for sm_90 where that can do

@@ -17,6 +17,7 @@ from kvlab.attention.call.layers import latent_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes
 from kvlab.attention.call.planned import HOME
 from kvlab.attention.features.intervals import keys_in_table
+from kvlab.attention.features.positions import refuse_places
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated, choose
@@ -60,10 +61,11 @@ class MLADecode(Call[Any]):
     def check_arguments(self, sizes: Sizes) -> None:
         q, kv_cache, v_dim, D, tokens = self.q, self.kv_cache, self.v_dim, sizes["D"], sizes.get("S", 1)
         if self.balanced:
-            taken = ("num_splits", "batch_invariant", "indices", "leftpad_k")
+            taken = ("num_splits", "batch_invariant", "indices")
             given = {name: self.arguments.get(name) for name in taken}
             fixed = " and ".join(name for name, value in given.items() if value is not None and value is not False)
             require(not fixed, f"{fixed} with balanced=True", "left out: units follow from the lengths alone")
+            refuse_places(self.arguments, "with balanced=True")
         if self.indices is None:
             require(1 <= tokens <= MAX_TOKENS, f"q has {tokens} new tokens a sequence", f"1 to {MAX_TOKENS}")
         else:

@@ -108,6 +108,7 @@ def test_the_public_call() -> None:
     ({"num_splits": 2}, "num_splits with balanced=True: must be left out"),
     ({"batch_invariant": True}, "batch_invariant with balanced=True"),
     ({"leftpad_k": np.array([1])}, "leftpad_k with balanced=True"),
+    ({"q_positions": np.array([9])}, "q_positions with balanced=True"),
     ({"indices": np.zeros((1, 3), int)}, "indices with balanced=True"),
     ({"balanced": 1}, "balanced is 1: must be True or False"),
     ({"backend": "hopper"}, r"backend is 'hopper' with balanced=True"),

@@ -10,8 +10,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from kvlab.attention.call.checks import check_integers
 from kvlab.attention.masks import CausalMask, ChunkedCausalMask, ChunkedMask, Mask, NullMask
-from kvlab.common.checks import flag, shown
+from kvlab.common.checks import flag, require, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -103,6 +104,21 @@ def checked_tensors(**tensors: Any) -> None:
             raise ValueError(
                 f"{name} requires grad: must be detached, or the call under torch.no_grad(); kvlab is for inference"
             )
+
+
+def checked_integers(shape: tuple[int, ...] | None = None, form: str = "", **tensors: Any) -> None:
+    """ValueError for what is neither None nor a tensor of integers, of ``shape``, described by ``form``, where given.
+
+    >>> checked_integers((2,), "[B = 2]", cache_batch_idx=torch.ones(3).int())
+    Traceback (most recent call last):
+        ...
+    ValueError: cache_batch_idx has shape (3,): must be [B = 2]
+    """
+    checked_tensors(**tensors)
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_integers(name, tensor)
+            require(shape is None or tuple(tensor.shape) == shape, f"{name} has shape {tuple(tensor.shape)}", form)
 
 
 def in_sight(*tensors: torch.Tensor) -> bool:

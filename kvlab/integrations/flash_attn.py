@@ -16,11 +16,22 @@ import torch
 from torch import Tensor
 
 from kvlab.attention import Rope, kv_store_paged, mha_decode_paged, mha_prefill, mha_prefill_paged
+from kvlab.attention.call.ragged import check_offsets
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.masks import NullMask
 from kvlab.common.checks import count, require
 
-from .adapting import checked_tensors, in_names, in_sight, lacks, rows_of_starts, sight, slots_of, window_of
+from .adapting import (
+    checked_integers,
+    checked_tensors,
+    in_names,
+    in_sight,
+    lacks,
+    rows_of_starts,
+    sight,
+    slots_of,
+    window_of,
+)
 
 DECODED = 4
 """New tokens a sequence that a decode takes; more are a prefill."""
@@ -220,6 +231,8 @@ def flash_attn_with_kvcache(
     require(page_table is None or block_table is None, "block_table and page_table are given", "one of them")
     _check_axes("q", q, cu_seqlens_q, "cu_seqlens_q")
     batch = int(q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
+    checked_integers(cu_seqlens_q=cu_seqlens_q)
+    checked_integers((batch,), f"[B = {batch}]", cache_batch_idx=cache_batch_idx)
     table = _table_of(k_cache, block_table if page_table is None else page_table, cache_batch_idx, batch)
     lens = _lengths_of(cache_seqlens, table, k_cache)
     if cache_leftpad is not None and cache_leftpad.shape == lens.shape and in_sight(lens):
@@ -237,13 +250,19 @@ def flash_attn_with_kvcache(
         require(cache_seqlens is not None, "cache_seqlens is None with k", "the keys that lie in the cache before k")
         _check_axes("k", k, cu_seqlens_k_new, "cu_seqlens_k_new")
         _check_axes("v", v, cu_seqlens_k_new, "cu_seqlens_k_new")
+        checked_integers((batch + 1,), f"[B + 1 = {batch + 1}]", cu_seqlens_k_new=cu_seqlens_k_new)
+        if cu_seqlens_k_new is not None and in_sight(cu_seqlens_k_new):
+            check_offsets("cu_seqlens_k_new", cu_seqlens_k_new, k, None)
         new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
         _check_lengths(lens, table, k_cache, new)
         sequence, places = _places(k, cu_seqlens_k_new, lens)
         store = {"slot_mapping": slots_of(table, sequence, places, int(k_cache.shape[1])).flatten(),
                  "backend": "auto" if options["backend"] == "hopper" else options["backend"]}
         if rotary_cos is not None:
+            checked_integers((batch,), f"[B = {batch}]", rotary_seqlens=rotary_seqlens)
             start = lens if rotary_seqlens is None else rotary_seqlens
+            fits = not in_sight(start) or (start >= 0).all()
+            require(fits, f"rotary_seqlens is {start.tolist() if not fits else ''}", "positions, at least 0")
             still = isinstance(options["mask"], NullMask) and options["window"] == (None, None)
             positions = _places(q, cu_seqlens_q, start, still)[1]
             rope = {"rope": Rope(rotary_cos, rotary_sin, rotary_interleaved, first=0),
@@ -357,6 +376,9 @@ def _places(x: Tensor, starts: Tensor | None, first: Tensor, still: bool = False
 def _table_of(k_cache: Tensor, block_table: Tensor | None, cache_batch_idx: Tensor | None, batch: int) -> Tensor:
     """The pages of each sequence; a sequence of a cache without pages is one page."""
     if block_table is not None:
+        checked_integers(block_table=block_table)
+        shape = tuple(block_table.shape)
+        require(len(shape) == 2 and shape[0] == batch, f"block_table has shape {shape}", f"[B = {batch}, columns]")
         require(cache_batch_idx is None, "cache_batch_idx is given with block_table", "None: a table tells the pages")
         return block_table
     if cache_batch_idx is None:
@@ -372,9 +394,7 @@ def _table_of(k_cache: Tensor, block_table: Tensor | None, cache_batch_idx: Tens
 def _lengths_of(cache_seqlens: Any, table: Tensor, k_cache: Tensor) -> Tensor:
     """Keys of each sequence in the cache."""
     if isinstance(cache_seqlens, Tensor):
-        checked_tensors(cache_seqlens=cache_seqlens)
-        require(cache_seqlens.shape == table.shape[:1], f"cache_seqlens has shape {tuple(cache_seqlens.shape)}",
-                f"[B = {table.shape[0]}]")
+        checked_integers(tuple(table.shape[:1]), f"[B = {table.shape[0]}]", cache_seqlens=cache_seqlens)
         return cache_seqlens
     full = int(table.shape[1] * k_cache.shape[1])
     n = full if cache_seqlens is None else count("cache_seqlens", cache_seqlens)

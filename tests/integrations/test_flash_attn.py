@@ -296,6 +296,23 @@ WRONG: dict[str, tuple[Any, Case]] = {
     ),
     "cache_leftpad of 2 sequences: must be": (flash_attn_with_kvcache, {"cache_leftpad": torch.tensor([0, 0])}),
     "cache_batch_idx is [3]": (flash_attn_with_kvcache, {"cache_batch_idx": torch.tensor([3])}),
+    "cache_batch_idx has dtype torch.float32": (flash_attn_with_kvcache, {"cache_batch_idx": torch.tensor([0.5])}),
+    "cache_seqlens has dtype torch.float32": (flash_attn_with_kvcache, {"cache_seqlens": torch.tensor([3.0])}),
+    "block_table has shape (1,): must be [B = 1, columns]": (
+        flash_attn_with_kvcache, {"page_table": torch.tensor([0])},
+    ),
+    "cu_seqlens_k_new is [0, 1]: must be numbers from 0 to 2": (
+        flash_attn_with_kvcache,
+        {"k": Q[0], "v": Q[0], "cache_seqlens": 3, "cu_seqlens_k_new": torch.tensor([0, 1])},
+    ),
+    "rotary_seqlens has shape (2,): must be [B = 1]": (
+        flash_attn_with_kvcache, {"k": Q, "v": Q, "cache_seqlens": 3, "rotary_cos": Q[0, 0], "rotary_sin": Q[0, 0],
+                                  "rotary_seqlens": torch.tensor([0, 0])},
+    ),
+    "rotary_seqlens is [-1]: must be": (
+        flash_attn_with_kvcache, {"k": Q, "v": Q, "cache_seqlens": 3, "rotary_cos": Q[0, 0], "rotary_sin": Q[0, 0],
+                                  "rotary_seqlens": torch.tensor([-1])},
+    ),
     "rotary_cos has 4 positions": (
         flash_attn_with_kvcache, {"k": Q, "v": Q, "cache_seqlens": 3, "rotary_cos": Q[0, 0], "rotary_sin": Q[0, 0]},
     ),

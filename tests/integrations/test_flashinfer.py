@@ -327,6 +327,33 @@ def decode(planned: Case | None = None, given: Case | None = None, **made: Any) 
     return wrapper.run(**{"q": randn(3, HQ, D), "paged_kv_cache": cache_of("NHD", False)[0], **(given or {})})
 
 
+def prefill(**given: Any) -> Any:
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(None, backend="emulator")
+    wrapper.plan(torch.arange(4), INDPTR, INDICES, LAST, HQ, HKV, D, PAGE, q_data_type="float32")
+    return wrapper.run(randn(3, HQ, D), cache_of("NHD", False)[0], **given)
+
+
+def test_a_table_of_pages_stands_for_the_lists_in_a_graph() -> None:
+    """It has as many columns as the plan's ``block_tables``, which later plans copy into."""
+    table = torch.tensor([[7, 0, 4], [8, 8, 8], [2, 1, 1]])
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(None, use_cuda_graph=True, backend="emulator")
+    q, cache = randn(3, HQ, D), cache_of("NHD", False)[0]
+    for tables in (table, table.flip(0)):
+        wrapper.plan(INDPTR, INDICES, LAST, HQ, HKV, D, PAGE, q_data_type="float32", block_tables=tables)
+        assert wrapper.lists.table.tolist() == tables.tolist()
+        kept = wrapper.lists.table
+    assert wrapper.lists.table is kept and wrapper.run(q, cache).shape == q.shape
+
+
+@pytest.mark.parametrize("given", [{"lse": torch.empty(3, 1), "return_lse": True}, {"return_lse": 3}])
+def test_nothing_is_written_by_a_call_that_is_refused(given: Case) -> None:
+    for call in (lambda **more: decode(given=more), prefill):
+        out = torch.full((3, HQ, D), 9.0)
+        with pytest.raises(ValueError, match="lse is"):
+            call(out=out, **given)
+        assert bool((out == 9).all())
+
+
 LACKING: dict[str, Any] = {
     "pos_encoding_mode is 'ROPE_LLAMA'": lambda: decode({"pos_encoding_mode": "ROPE_LLAMA"}),
     "rope_theta is 10000.0": lambda: decode({"rope_theta": 1e4}),
@@ -359,6 +386,14 @@ WRONG: dict[str, Any] = {
     "custom_mask tells of 3 pairs: must be of 4": lambda: flashinfer.single_prefill_with_kv_cache(
         *[randn(2, 2, D)] * 3, custom_mask=torch.ones(3, dtype=torch.bool), backend="emulator"),
     "q requires grad": lambda: decode(given={"q": randn(3, HQ, D).requires_grad_()}),
+    "out has shape (2, 6, 32): must be (3, 6, 32)": lambda: decode(given={"out": randn(2, HQ, D)}),
+    "block_tables has dtype torch.float32": lambda: decode({"block_tables": torch.zeros(3, 3)}),
+    "window_left is 'a': must be None, or": lambda: prefill(window_left="a"),
+    "positions has dtype torch.float32": lambda: flashinfer.append_paged_kv_cache(
+        *[randn(1, HKV, D)] * 2, torch.tensor([0]), torch.tensor([1.5]), cache_of("NHD", False)[0], INDICES, INDPTR,
+        LAST),
+    "qo_indptr has shape (3,): must be (4,)": lambda: flashinfer.BatchMLAPagedAttentionWrapper(None).plan(
+        torch.tensor([0, 1, 2]), INDPTR, INDICES, LAST, 1, 64, 16, PAGE, True, 1.0, "float16", "float16"),
 }
 
 

@@ -92,10 +92,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         require(self.tokens <= TOKENS, f"q_len_per_req is {self.tokens}", f"1 to {TOKENS}")
         self.shape = int(num_qo_heads), int(head_dim), int(num_kv_heads), int(page_size)
         self.splits = 1 if flag("disable_split_kv", disable_split_kv) else None
-        longest = None if block_tables is None else int(block_tables.shape[1]) * page_size
-        self.lists.hold(indptr, indices, last_page_len, page_size, longest)
-        if block_tables is not None:
-            self.lists.set(block_tables.to(self.lists.lens.device), self.lists.lens)
+        self.lists.hold(indptr, indices, last_page_len, page_size, None, block_tables)
 
     begin_forward = plan
 
@@ -127,7 +124,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
         require(window_left in (None, planned), f"window_left is {window_left}", f"None or the plan's, {planned}")
         scale = head_dim**-0.5 if self.scores.scale is None else self.scores.scale
         scales, factor = scale_factors(scale, q, *caches, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-        into = room_for(out, self.scores.o_dtype, (*q.shape[:-1], int(caches[1].shape[-1])), q)
+        into = room_for(out, self.scores.o_dtype, (*q.shape[:-1], int(caches[1].shape[-1])), q, lse,
+                        return_lse)
         by_sequence = (batch, self.tokens)
         options = self.scores.options(
             q, return_lse, mask=CausalMask(), window=None if left is None else (left, None), sinks=sinks,

@@ -12,7 +12,7 @@ from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.masks import CausalMask, Mask, NullMask
 from kvlab.common.arrays import element_strides
 from kvlab.common.checks import flag, require
-from kvlab.integrations.adapting import checked_tensors, in_names, in_sight, lacks
+from kvlab.integrations.adapting import checked_integers, checked_tensors, in_names, in_sight, lacks
 
 from .pages import PageLists, check_lists, table_of_lists
 from .scores import checked_heads, dtype_of, finished, lacking, room_for
@@ -73,6 +73,10 @@ class BatchMLAPagedAttentionWrapper:
         if len(new) > 1:
             why = "the same for all sequences; kvlab.attention.mla_prefill_paged takes any, not absorbed"
             raise NotImplementedError(f"qo_indptr has sequences of {sorted(new)} new tokens: must be {why}")
+        starts = tuple(kv_indptr.shape)
+        checked_integers(starts, f"{starts}, that of kv_indptr", qo_indptr=qo_indptr)
+        first = int(qo_indptr[0]) if len(qo_indptr) else 0
+        require(first == 0, f"qo_indptr[0] is {first}", "0, where q begins")
         self.tokens = new.pop() if new else 1
         self.causal, self.scale, self.page_size = flag("causal", causal), sm_scale, page_size
         self.shape = num_heads, head_dim_ckv, head_dim_kpe
@@ -140,7 +144,7 @@ class BatchMLAPagedAttentionWrapper:
         require(fits, f"q_nope has {q.shape[0]} tokens", f"{batch} sequences x {self.tokens}, as planned")
         mask: Mask = CausalMask() if self.causal else NullMask()
         by_sequence = (batch, self.tokens, heads)
-        into = room_for(out, None, tuple(q_nope.shape), q_nope)
+        into = room_for(out, None, tuple(q_nope.shape), q_nope, lse, return_lse)
         result, own = mla_decode_paged(
             q.reshape(*by_sequence, ckv + kpe), rows, self.lists.table, self.lists.lens, v_dim=ckv, scale=self.scale,
             mask=mask, return_lse=True, base2=not flag("return_lse_base_on_e", return_lse_base_on_e),

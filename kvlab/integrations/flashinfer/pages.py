@@ -10,7 +10,14 @@ from torch import Tensor
 from kvlab.attention import kv_store_paged
 from kvlab.cache import table_of_page_lists
 from kvlab.common.checks import count, require
-from kvlab.integrations.adapting import checked_tensors, in_names, in_sight, rows_of_starts, slots_of
+from kvlab.integrations.adapting import (
+    checked_integers,
+    checked_tensors,
+    in_names,
+    in_sight,
+    rows_of_starts,
+    slots_of,
+)
 
 COLUMNS = 8
 """Tables have a multiple of these, so that plans of growing sequences share what was chosen for their size."""
@@ -29,10 +36,18 @@ class PageLists:
     def __init__(self, device: Any, *, graph: bool = False, most: int | None = None) -> None:
         self.device, self.graph, self.most = device, graph, most
 
-    def hold(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_size: int, longest: int | None) -> None:
-        """Take lists of sequences of up to ``longest`` keys (None: unknown). Values are looked at where all three lie
-        in CPU memory; nothing waits for a GPU.
+    def hold(
+        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_size: int, longest: int | None,
+        block_tables: Tensor | None = None,
+    ) -> None:
+        """Take lists of sequences of up to ``longest`` keys (None: unknown), or, where it is given, their table. Values
+        are looked at where all three lie in CPU memory; nothing waits for a GPU.
         """
+        checked_integers(block_tables=block_tables)
+        if block_tables is not None:
+            shape, batch = tuple(block_tables.shape), int(last_page_len.shape[0])
+            fits = len(shape) == 2 and shape[0] == batch
+            require(fits, f"block_tables has shape {shape}", f"[B = {batch}, columns]")
         checked_tensors(indptr=indptr, indices=indices, last_page_len=last_page_len)
         count("page_size", page_size, 1)
         columns = self.columns(indptr, indices, page_size, longest)
@@ -40,7 +55,8 @@ class PageLists:
             check_lists(indptr, indices, last_page_len, page_size)
         device = self.device or indices.device
         indptr, indices, last_page_len = (x.to(device, non_blocking=True) for x in (indptr, indices, last_page_len))
-        self.set(*table_of_lists(indptr, indices, last_page_len, page_size, columns))
+        table, lens = table_of_lists(indptr, indices, last_page_len, page_size, columns)
+        self.set(table if block_tables is None else block_tables.to(device, non_blocking=True), lens)
 
     def columns(self, indptr: Tensor, indices: Tensor, page_size: int, longest: int | None) -> int:
         """Columns that are enough: of the longest sequence if that is known, else of all pages, a power of two."""
@@ -193,8 +209,8 @@ def _slots(
     """Slots ``[nnz]`` of tokens, -1 where there is none. ValueError for a position past the end of its sequence, where
     values are looked at.
     """
-    checked_tensors(batch_indices=batch_indices, positions=positions, indices=indices, indptr=indptr,
-                    last_page_len=last_page_len)
+    checked_integers(batch_indices=batch_indices, positions=positions, indices=indices, indptr=indptr,
+                     last_page_len=last_page_len)
     sequence, position = batch_indices.long(), positions.long()
     batch = int(indptr.shape[0]) - 1
     if in_sight(batch_indices, positions, indices, indptr, last_page_len):

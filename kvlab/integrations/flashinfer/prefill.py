@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvlab.attention import mha_prefill, mha_prefill_paged
 from kvlab.attention.masks import Mask, MaterializedMask
-from kvlab.common.checks import count, flag, require
+from kvlab.common.checks import count, flag, is_integer, require, shown
 from kvlab.integrations.adapting import checked_tensors, in_names, in_sight, lacks, sight
 
 from .pages import PageLists, checked_layout, halves
@@ -85,12 +85,15 @@ class _Prefill:
         q, k, scores = arrays[0], arrays[1], self.scores
         check_planned(q, *self.heads[:2])
         left = given.pop("window_left", None)
+        number = left is None or is_integer(left)
+        require(number, f"window_left is {shown(left)}", "None, or a number of keys, -1 for no bound")
         left = scores.left if left is None else None if left < 0 else left
         scale = self.heads[1] ** -0.5 if scores.scale is None else scores.scale
         by = {name: given.pop(name) for name in ("q_scale", "k_scale", "v_scale")}
         scales, factor = scale_factors(scale, q, k, v, **by)
         lse, return_lse = given.pop("lse"), given.pop("return_lse")
-        into = room_for(given.pop("out"), scores.o_dtype, (*q.shape[:-1], int(v.shape[-1])), q)
+        shape = (*(int(n) for n in q.shape[:-1]), int(v.shape[-1]))
+        into = room_for(given.pop("out"), scores.o_dtype, shape, q, lse, return_lse)
         window = left, None
         seen = sight(self.causal, window) if self.mask is None else {"mask": self.mask, "window": window}
         options = scores.options(q, return_lse, out=into, max_seqlen_q=self.longest, backend=self.backend, **seen,

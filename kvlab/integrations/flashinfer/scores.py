@@ -187,23 +187,32 @@ def scale_factors(
 
 
 def finished(found: tuple[Tensor, Tensor], factor: Any, lse: Tensor | None, return_lse: Any) -> Any:
-    """Results of ``run``: the output times ``factor`` and, if asked for, the lse, in the caller's tensor if given."""
+    """Results of ``run``: the output times ``factor`` and, if asked for, the lse, in the caller's tensor if given, which
+    ``room_for`` lets pass.
+    """
     out, own = found
     if factor is not None:
         out.mul_(factor)
     if not flag("return_lse", return_lse):
         return out
     if lse is not None:
-        checked_tensors(lse=lse)
-        fits = lse.shape == own.shape and lse.dtype == torch.float32
-        require(fits, f"lse is {lse.dtype} {tuple(lse.shape)}", f"float32 {tuple(own.shape)}")
         own = lse.copy_(own)
     return out, own
 
 
-def room_for(out: Tensor | None, dtype: torch.dtype | None, shape: tuple[int, ...], q: Tensor) -> Tensor | None:
-    """Tensor to write to: ``out``, or one of the planned dtype; None where kvlab's own choice is that."""
+def room_for(
+    out: Tensor | None, dtype: torch.dtype | None, shape: tuple[int, ...], q: Tensor, lse: Tensor | None = None,
+    return_lse: Any = False,
+) -> Tensor | None:
+    """Tensor to write to: ``out`` of ``shape``, or one of the planned dtype; None where kvlab's own choice is that.
+    ValueError for what the caller gives of another form, an ``lse`` for ``return_lse`` among it.
+    """
+    checked_tensors(out=out, lse=lse)
+    if flag("return_lse", return_lse) and lse is not None:
+        fits = tuple(lse.shape) == shape[:-1] and lse.dtype == torch.float32
+        require(fits, f"lse is {lse.dtype} {tuple(lse.shape)}", f"float32 {shape[:-1]}")
     if out is not None:
+        require(tuple(out.shape) == shape, f"out has shape {tuple(out.shape)}", f"{shape}")
         require(dtype is None or out.dtype == dtype, f"out has dtype {out.dtype}", f"o_data_type, {dtype}")
         return out
     return None if dtype in (None, q.dtype) else torch.empty(shape, dtype=dtype, device=q.device)

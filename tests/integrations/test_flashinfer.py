@@ -342,7 +342,8 @@ def test_a_table_of_pages_stands_for_the_lists_in_a_graph() -> None:
         wrapper.plan(INDPTR, INDICES, LAST, HQ, HKV, D, PAGE, q_data_type="float32", block_tables=tables)
         assert wrapper.lists.table.tolist() == tables.tolist()
         kept = wrapper.lists.table
-    assert wrapper.lists.table is kept and wrapper.run(q, cache).shape == q.shape
+    assert wrapper.lists.table is kept
+    assert wrapper.run(q, cache).shape == q.shape
 
 
 @pytest.mark.parametrize("given", [{"lse": torch.empty(3, 1), "return_lse": True}, {"return_lse": 3}])

@@ -187,8 +187,8 @@ def scale_factors(
 
 
 def finished(found: tuple[Tensor, Tensor], factor: Any, lse: Tensor | None, return_lse: Any) -> Any:
-    """Results of ``run``: the output times ``factor`` and, if asked for, the lse, in the caller's tensor if given, which
-    ``room_for`` lets pass.
+    """Results of ``run``: the output times ``factor`` and, if asked for, the lse, in the caller's tensor if given,
+    which ``room_for`` lets pass.
     """
     out, own = found
     if factor is not None:

@@ -46,8 +46,9 @@ def attend_paged(
     out          where to write the output ``[total, Hq, Dv]`` of q's dtype (bfloat16 for e4m3); a new array by default.
                  It may be q itself, and shares no memory with anything else
     kv_layout    "NHD", or "HND": pages (and scales of tokens) have the heads before the tokens of a page
-    batch_invariant  refused: the cuts of a sequence follow from the lengths of all; ``mha_prefill_paged`` and
-                 ``mha_decode_paged`` have it
+    batch_invariant  the same bits for a sequence alone and in any batch: units of 2048 keys, of 32768 where it has more
+                 than a tile of 32 rows, and tiles that do not follow from others; a plan is one with
+                 ``batch_invariant=True``. Partial results then take room for the keys of a row of the table
     backend      "auto": the emulator for NumPy arrays, the Triton kernels for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"
     arch         the machine that is emulated: "sm_80", "sm_90", or "gfx950" with D = Dv of 64, 128, 256 or 512

@@ -18,7 +18,6 @@ from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu
 from kvlab.attention.mha_decode.call import check_pairs
 from kvlab.common.arrays import add_axis
-from kvlab.common.checks import require
 
 from .config import ragged_problem
 
@@ -45,7 +44,6 @@ class AttendPaged(PlannedCall, PrefillCall):
     def check_arguments(self, sizes: Sizes) -> None:
         super().check_arguments(sizes)
         refuse_places(self.arguments, "over a schedule")
-        require(not self.batch_invariant, "batch_invariant=True", "False: cuts of a sequence follow from all lengths")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
         check_pages(caches)
         check_heads(self.q, caches)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvlab.attention.features.intervals import UNLIMITED
 from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.mha_decode.config import DecodeConfig, DecodeProblem, choose_config, problem_of, shared_bytes
-from kvlab.attention.schedule.config import ScheduleConfig, ScheduleProblem
+from kvlab.attention.schedule.config import INVARIANT_KEYS, MOST_UNITS, ScheduleConfig, ScheduleProblem
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.mirror.twin import Twin
 
@@ -21,7 +22,9 @@ LISTS = {
     "seq_lens": "seq_lens_ptr",
     "cu_seqlens": "cu_seqlens_ptr",
     "schedule.block": "BLOCK",
+    "schedule.unit": "FIXED",
     "schedule.overhead": "OVERHEAD",
+    "schedule.reach": "REACH",
     "schedule.rows": "ROWS",
     "schedule.together": "TOGETHER",
 }
@@ -87,13 +90,32 @@ class Walk:
         """Rows of a tile that any sequence may have."""
         return min(self.tiles.BM, problem.tokens * problem.group)
 
+    def items(self, problem: DecodeProblem) -> int:
+        """Items that the list has room for."""
+        return self.schedule.most_items(schedule_problem(problem, UNLIMITED, 0))
+
+    def places(self, problem: DecodeProblem) -> int:
+        """Partial results of BM rows that there is room for: two of each program or, with units of a fixed size, one of
+        each unit that the keys of a row of the table may have.
+        """
+        schedule = self.schedule
+        if not schedule.unit:
+            return 2 * self.grid(problem)[0]
+        units = min(MOST_UNITS, max(1, -(-problem.max_keys // (schedule.unit * schedule.block))))
+        return units * self.items(problem) * schedule.lanes(problem.kv_heads)
+
     def join_grid(self, problem: DecodeProblem) -> tuple[int, int, int]:
-        """Programs that merge: one for each team, row of its programs, and piece of columns."""
+        """Programs that merge: one for each team, with units of a fixed size for each item, row of its programs, and
+        piece of columns.
+        """
         schedule, pieces = self.schedule, -(-problem.v_dim // piece_of(problem.v_dim))
-        return schedule.teams(problem.kv_heads), schedule.lanes(problem.kv_heads) * self.rows(problem), pieces
+        first = self.items(problem) if schedule.unit else schedule.teams(problem.kv_heads)
+        return first, schedule.lanes(problem.kv_heads) * self.rows(problem), pieces
 
     def parts(self, problem: DecodeProblem) -> int:
         """Power of two that holds the partial results of a tile."""
+        if self.schedule.unit:
+            return MOST_UNITS
         return 1 << max(self.schedule.teams(problem.kv_heads) - 1, 1).bit_length()
 
     def lists_items(self, problem: DecodeProblem) -> bool:
@@ -154,11 +176,13 @@ def walk_of(
 
 def choose_walks(
     problem: DecodeProblem, longest: int, *, processors: int = 132, arch: str = "sm_90", shared: int | None = None,
-    heavy: bool = False, biased: bool = False,
+    heavy: bool = False, biased: bool = False, batch_invariant: bool = False,
 ) -> WalkConfig:
     """The walks of a call in which no sequence has more than ``longest`` new tokens: where these are ragged and many,
     one over the sequences whose rows fit a tile of 32, and one over the others, whose tiles are larger. The rows of a
     tile depend on the sizes and the architecture alone, so that layers of other features share a plan.
+    ``batch_invariant``: what others have decides nothing; units of 2048 keys, of so many more as the rows of an item
+    are more than 32.
 
     >>> problem = AttendProblem(64, 2108, 32, 8, 128, 128, itemsize=2, page_size=16, max_keys=32768, ragged=True)
     >>> few, many = choose_walks(problem, 512).walks
@@ -169,6 +193,7 @@ def choose_walks(
     """
     few = max(1, FEW_ROWS // problem.group)
     ragged = isinstance(problem, AttendProblem) and problem.ragged
+    longest = UNLIMITED // problem.group if ragged and batch_invariant else longest
     several = ragged and longest > few
     walks = []
     for tokens in (few, longest) if several else (longest,):
@@ -181,7 +206,9 @@ def choose_walks(
         if rows > (FEW_ROWS if several else MOST_TOGETHER * FEW_ROWS):
             tiles = _large(tiles, problem, rows, arch, shared, biased)
         together = max(1, min(MOST_TOGETHER, -(-rows // tiles.BM)))
-        walks.append(walk_of(replace(tiles, row_tiles=together, longest_first=0), problem, processors=processors))
+        walk = walk_of(replace(tiles, row_tiles=together, longest_first=0), problem, processors=processors)
+        unit = INVARIANT_KEYS // walk.schedule.block * max(1, walk.schedule.rows // FEW_ROWS) if batch_invariant else 0
+        walks.append(replace(walk, schedule=replace(walk.schedule, unit=unit)))
     if several:
         first, second = (walk.schedule for walk in walks)
         walks = [replace(walks[0], schedule=replace(first, most=few)),

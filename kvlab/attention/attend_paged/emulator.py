@@ -19,14 +19,14 @@ from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.merge_states.emulator import lane_sum
 from kvlab.attention.mha_decode.emulator import load_rows
 from kvlab.attention.schedule.config import ScheduleConfig, list_parts
-from kvlab.attention.schedule.emulator import item_blocks
+from kvlab.attention.schedule.emulator import item_blocks, unit_size, units_of
 from kvlab.attention.schedule.emulator import launch as make_list
 from kvlab.attention.tiles.masked import load, store
 from kvlab.attention.tiles.online_softmax import log_sum, weigh
 from kvlab.attention.tiles.pages import in_pages, row_count
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp, log
-from kvlab.staging import Traffic, program_ids, ragged_range
+from kvlab.staging import Traffic, ceildiv, program_ids, ragged_range
 
 from .config import AttendProblem, Walk, WalkConfig, ragged_problem, schedule_problem
 
@@ -80,6 +80,27 @@ def unit_keys(
     return lo, np.maximum(hi, lo)
 
 
+def item_length(
+    num_keys: Array, tokens: Array, tile: Array, problem: AttendProblem, schedule: ScheduleConfig, mask: Any
+) -> Array:
+    """Key blocks that the ``tile``-th items of sequences have in the list."""
+    ROWS, BLOCK = schedule.rows, schedule.block  #- launch
+    origin, last = item_blocks(num_keys, tokens, tile, problem.group, mask.left, mask.right, ROWS, BLOCK)
+    return last - origin
+
+
+def team_units(
+    blocks: Array, place: Array, begin: Array, until: Array, OVERHEAD: int, FIXED: int
+) -> tuple[Array, Array, Array]:
+    """(first, last, size): the units ``first ... last`` of ``size`` key blocks that begin at the places ``begin ...
+    until``, of items of so many key blocks that begin at ``place``; one without a key is a unit.
+    """
+    size = unit_size(blocks, FIXED)
+    first = ceildiv(np.maximum(begin - place, 0), size + OVERHEAD)
+    last = ceildiv(np.maximum(until - place, 0), size + OVERHEAD)
+    return first, np.minimum(last, np.maximum(units_of(blocks, FIXED), 1)), size
+
+
 class WalkLists(NamedTuple):
     """Keys of each sequence, offsets of its new tokens or None, and the work list."""
 
@@ -110,6 +131,7 @@ def walk(
     parts = list_parts(schedule.most_items(schedule_problem(problem, mask.left, mask.right)))  #- address
     starts, sequences, tiles, firsts = (work[at:] for at in parts)  #- address
     lanes, LISTED, most = schedule.lanes(problem.kv_heads), config.lists_items(problem), max(work[2] - 1, 0)  #- launch
+    room = config.items(problem)  #- launch
     (program,) = program_ids(config.grid(problem))  # [P]
     team = program // lanes
     share = work[0]
@@ -117,99 +139,119 @@ def walk(
     until = np.minimum(begin + share, work[1])
     first_item = firsts[team]
     next_item = firsts[team + 1]
-    last_item = next_item + (starts[next_item] + schedule.overhead < until).astype(np.int32)
+    last_item = next_item + (starts[next_item] + schedule.reach < until).astype(np.int32)
     for item in ragged_range(first_item, last_item, 1):
-        #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
+        #: item -> num_keys, q_first, tokens, first_unit, last_unit    its rows, and the units of it that the team does
         walks = item < last_item  #- programs
         item = np.minimum(item, most)  #- programs
         batch, tile = item_of(sequences, tiles, item, LISTED)
         num_keys = key_count(seq_lens[batch], problem.max_keys)
         q_first, tokens = row_count(cu_seqlens, batch, problem.tokens)
         lane = program % lanes
-        nth = np.arange(BM, dtype=np.int32)[None]  #- address
-        kv_head, row, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, schedule.together)
-        is_row = is_row & walks[:, None]  #- programs
-        position = num_keys[:, None] - tokens[:, None] + token  # [P, BM]
-        end = visible_end(num_keys, mask.valid, batch)
-        start = starts[item] + schedule.overhead
-        stop = starts[item + 1]
-        lo, hi = unit_keys(
-            num_keys, tokens, tile, row, end, begin, until, start, stop, mask, problem, schedule
-        )
-        hi = np.where(walks, hi, lo)  #- programs
-        first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)
-        first, limit = np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
-        rows = batch, head, token, is_row, first, limit
-        cta = decode_cta(arch, config.tiles, k_cache, v_cache, batch, kv_head, (lo, hi), traffic)  #- programs
-        q_row = q_first[:, None] + token
-        q, unit = load_rows(cta, q_array, (batch[:, None], q_row, head), is_row, problem.pairs)
-        factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
-        if problem.pairs:
-            factor = factor * unit  # [P, BM]
-        m, l = start_rows(features.sinks, head, begin <= start)
-        o = cta.zeros()
-        for at in ragged_range(lo, hi, BN):
-            #: load_k -> k    the K tile of these pages, DRAM -> shared memory
-            active = at < hi  #- programs
-            key = at[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
-            exists = key < hi[:, None]
-            page, slot = in_pages(k_cache, batch[:, None], key, exists)
-            k = cta.load_k(active)
-            #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
-            s = cta.scores(q, k, active)
-            scale = key_scales(features, page, slot, kv_head, exists)
-            s = adjust(s, factor, slope, scale, features, position, key)
-            #: mask -> s    keys that a row does not see
-            s = hide(s, rows, key, features, mask.windowed)
-            #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
-            p, alpha, m, l = weigh(cta, s, m, l)
-            o = o.rescale(alpha)
-            #: load_v -> v    the V tile of the same pages
-            v = cta.load_v(active)
-            #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-            p = scale_weights(p, features, page, slot, kv_head, exists)
-            o = cta.accumulate(p, v, o, active)
-        #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
-        sees = l != 0
-        if features.sinks is None:
-            sees = sees & (first < limit)
-        factor = head_scale(scales.v.number, scales.v.heads, batch, kv_head)[:, None]
-        lse = log_sum(m, l, sees)
-        with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
-            l = np.where(sees, divide(factor, l), np.float32(0))  # what the sums of a row are multiplied by
-        #: store    the result, or a partial one where the item is cut; one without a key is left alone
-        whole = ((begin <= start) & (stop <= until))[:, None]
-        o = o.normalise(l, sees)
-        store(o_array, (batch[:, None], q_row, head), o.rows(), mask=is_row & whole)
-        store(lse_array, (batch[:, None], q_row, head), lse, mask=is_row & whole)
-        place = 2 * program + (start > begin).astype(np.int32)
-        store(part_array, (place[:, None], nth), o.rows(), mask=is_row & sees & ~whole)
-        store(part_lse_array, (place[:, None], nth), lse, mask=is_row & ~whole)
-        traffic.move("registers->DRAM", int((is_row & whole).sum()) * (o_array[0, 0, 0].nbytes + lse.itemsize))
-        traffic.move("registers->DRAM", int((is_row & sees & ~whole).sum()) * part_array[0, 0].nbytes)
+        first_unit = np.zeros_like(item)
+        last_unit = first_unit + 1
+        if schedule.unit:
+            blocks = item_length(num_keys, tokens, tile, problem, schedule, mask)
+            first_unit, last_unit, size = team_units(
+                blocks, starts[item], begin, until, schedule.overhead, schedule.unit
+            )
+        last_unit = np.where(walks, last_unit, first_unit)  #- programs
+        for nth_unit in ragged_range(first_unit, last_unit, 1):
+            #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
+            walks = nth_unit < last_unit  #- programs
+            nth = np.arange(BM, dtype=np.int32)[None]  #- address
+            kv_head, row, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, schedule.together)
+            is_row = is_row & walks[:, None]  #- programs
+            position = num_keys[:, None] - tokens[:, None] + token  # [P, BM]
+            end = visible_end(num_keys, mask.valid, batch)
+            start = starts[item] + schedule.overhead
+            stop = starts[item + 1]
+            opens, closes = begin, until
+            if schedule.unit:
+                start, stop = blocks * 0, blocks
+                opens = nth_unit * size
+                closes = opens + size
+            lo, hi = unit_keys(
+                num_keys, tokens, tile, row, end, opens, closes, start, stop, mask, problem, schedule
+            )
+            hi = np.where(walks, hi, lo)  #- programs
+            first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)
+            first, limit = np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
+            rows = batch, head, token, is_row, first, limit
+            cta = decode_cta(arch, config.tiles, k_cache, v_cache, batch, kv_head, (lo, hi), traffic)  #- programs
+            q_row = q_first[:, None] + token
+            q, unit = load_rows(cta, q_array, (batch[:, None], q_row, head), is_row, problem.pairs)
+            factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
+            if problem.pairs:
+                factor = factor * unit  # [P, BM]
+            m, l = start_rows(features.sinks, head, opens <= start)
+            o = cta.zeros()
+            for at in ragged_range(lo, hi, BN):
+                #: load_k -> k    the K tile of these pages, DRAM -> shared memory
+                active = at < hi  #- programs
+                key = at[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
+                exists = key < hi[:, None]
+                page, slot = in_pages(k_cache, batch[:, None], key, exists)
+                k = cta.load_k(active)
+                #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
+                s = cta.scores(q, k, active)
+                scale = key_scales(features, page, slot, kv_head, exists)
+                s = adjust(s, factor, slope, scale, features, position, key)
+                #: mask -> s    keys that a row does not see
+                s = hide(s, rows, key, features, mask.windowed)
+                #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
+                p, alpha, m, l = weigh(cta, s, m, l)
+                o = o.rescale(alpha)
+                #: load_v -> v    the V tile of the same pages
+                v = cta.load_v(active)
+                #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+                p = scale_weights(p, features, page, slot, kv_head, exists)
+                o = cta.accumulate(p, v, o, active)
+            #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
+            sees = l != 0
+            if features.sinks is None:
+                sees = sees & (first < limit)
+            factor = head_scale(scales.v.number, scales.v.heads, batch, kv_head)[:, None]
+            lse = log_sum(m, l, sees)
+            with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
+                l = np.where(sees, divide(factor, l), np.float32(0))  # what the sums of a row are multiplied by
+            #: store    the result, or a partial one where the item is cut; one without a key is left alone
+            whole = ((opens <= start) & (stop <= closes))[:, None]
+            o = o.normalise(l, sees)
+            store(o_array, (batch[:, None], q_row, head), o.rows(), mask=is_row & whole)
+            store(lse_array, (batch[:, None], q_row, head), lse, mask=is_row & whole)
+            place = 2 * program + (start > begin).astype(np.int32)
+            if schedule.unit:
+                place = (nth_unit * room + item) * lanes + lane
+            store(part_array, (place[:, None], nth), o.rows(), mask=is_row & sees & ~whole)
+            store(part_lse_array, (place[:, None], nth), lse, mask=is_row & ~whole)
+            traffic.move("registers->DRAM", int((is_row & whole).sum()) * (o_array[0, 0, 0].nbytes + lse.itemsize))
+            traffic.move("registers->DRAM", int((is_row & sees & ~whole).sum()) * part_array[0, 0].nbytes)
 
 
 @np.errstate(divide="ignore", invalid="ignore")  # of a program whose rows have no key at all
 def join(
-    work: Array, part_array: Array, part_lse_array: Array, cu_seqlens: Array | None, o_array: Array, lse_array: Array,
-    problem: AttendProblem, config: Walk, traffic: Traffic,
+    lists: WalkLists, results: WalkResults, features: Features, problem: AttendProblem, config: Walk, traffic: Traffic
 ) -> None:
-    """Put BD columns of the partial results of one row of the item together whose first part a team has done last; USED
-    rows of a tile may exist.
+    """Put BD columns of the partial results of one row of an item together: of that whose first part a team has done
+    last, with units of a fixed size of each; USED rows of a tile may exist.
     """
     #: setup -> lse_parts    each part's lse, in the order of the keys
+    seq_lens, cu_seqlens, work = lists  #- launch
+    o_array, lse_array, part_array, part_lse_array = results  #- launch
     schedule, D, BD, PARTS = config.schedule, problem.v_dim, piece_of(problem.v_dim), config.parts(problem)  #- launch
     BM, USED, TOGETHER, CHUNK = schedule.BM, config.rows(problem), schedule.together, min(16, PARTS)  #- launch
     lanes, LISTED = schedule.lanes(problem.kv_heads), config.lists_items(problem)  #- launch
-    starts, sequences, tiles, firsts = (  #- address
-        work[at:] for at in list_parts(schedule.most_items(schedule_problem(problem, 0, 0)))
-    )
+    room = config.items(problem)  #- launch
+    starts, sequences, tiles, firsts = (work[at:] for at in list_parts(room))  #- address
     team, lane_row, piece = program_ids(config.join_grid(problem))  # [P]
     lane = lane_row // USED
     nth = lane_row % USED
     share = work[0]
     items = work[2]
-    item = firsts[team + 1]
+    item = team
+    if not schedule.unit:
+        item = firsts[team + 1]
     exists = item < items
     item = np.where(exists, item, 0)
     start = starts[item] + schedule.overhead
@@ -222,8 +264,17 @@ def join(
     is_row = is_row[:, 0]  #- address
     cut = exists & is_row & (start // share == team) & (num_parts > 1)
     late = (start > team * share).astype(np.int32)
+    base = 2 * (team * lanes + lane)
+    step = 2 * lanes
+    if schedule.unit:
+        num_keys = key_count(seq_lens[batch], problem.max_keys)
+        num_parts = units_of(item_length(num_keys, tokens, tile, problem, schedule, features.mask), schedule.unit)
+        cut = exists & is_row & (num_parts > 1)
+        late = num_parts * 0
+        base = item * lanes + lane
+        step = room * lanes
     every = np.arange(PARTS)
-    place = 2 * ((team[:, None] + every) * lanes + lane[:, None]) + np.where(every == 0, late[:, None], 0)  # [P, PARTS]
+    place = base[:, None] + every * step + np.where(every == 0, late[:, None], 0)  # [P, PARTS]
     row = nth[:, None]  #- address
     lse_parts = load(part_lse_array, (place, row), mask=cut[:, None] & (every < num_parts[:, None]), other=-np.inf)
     #: total -> top, total, none, count    weights relative to the largest, so that nothing overflows
@@ -237,7 +288,7 @@ def join(
     for first in ragged_range(none, count, CHUNK):
         #: weights -> w    of the next parts
         n = first[:, None] + np.arange(CHUNK)  # [P, CHUNK]
-        nth_place = 2 * ((team[:, None] + n) * lanes + lane[:, None]) + np.where(n == 0, late[:, None], 0)
+        nth_place = base[:, None] + n * step + np.where(n == 0, late[:, None], 0)
         lse_chunk = load(part_lse_array, (nth_place, row), mask=n < count[:, None], other=-np.inf)
         w = exp(lse_chunk - shift[:, None])
         #: add -> o    those that count; what a part without a key left behind is not read
@@ -280,12 +331,10 @@ def launch(
             (work,) = make_list(seq_lens, cu_seqlens, problem=listed, config=one.schedule)
         else:
             work = works[i]
-        shape = 2 * one.grid(problem)[0], one.tiles.BM
+        shape = one.places(problem), one.tiles.BM
         part, part_lse = np.full((*shape, problem.v_dim), np.nan, np.float32), np.full(shape, np.nan, np.float32)
+        lists, results = WalkLists(seq_lens, cu_seqlens, work), WalkResults(o_rows, lse_rows, part, part_lse)
         with traffic.launch():
-            walk(
-                q_rows, keys, values, WalkLists(seq_lens, cu_seqlens, work),
-                WalkResults(o_rows, lse_rows, part, part_lse), scale_log2, features, problem, one, arch, traffic,
-            )
-        join(work, part, part_lse, cu_seqlens, o_rows, lse_rows, problem, one, traffic)
+            walk(q_rows, keys, values, lists, results, scale_log2, features, problem, one, arch, traffic)
+        join(lists, results, features, problem, one, traffic)
     return out, lse

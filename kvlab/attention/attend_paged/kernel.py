@@ -41,7 +41,7 @@ from kvlab.attention.mha_decode.kernel import (
     zeros,
 )
 from kvlab.attention.schedule.config import list_parts
-from kvlab.attention.schedule.kernel import item_blocks
+from kvlab.attention.schedule.kernel import item_blocks, unit_size, units_of
 from kvlab.attention.schedule.kernel import launch as make_list
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx
 from kvlab.attention.tiles.strides import PageStrides, RowStrides, in_units, leading_strides
@@ -52,7 +52,8 @@ from .config import AttendProblem, Walk, WalkConfig, ragged_problem, register_li
 
 class WalkSizes(NamedTuple):
     """What the kernels count: heads of a KV head, new tokens, most keys, programs of a team; strides of the table's
-    rows and of the lengths; where the items' starts, sequences and tiles and the teams' first items lie in the list.
+    rows and of the lengths; where the items' starts, sequences and tiles and the teams' first items lie in the list,
+    which has ``room`` for items, and the keys that it takes a query to see before and behind its own.
     """
 
     group: int
@@ -65,11 +66,15 @@ class WalkSizes(NamedTuple):
     sequences: int
     tiles: int
     firsts: int
+    room: int
+    left: int
+    right: int
 
 
 class WalkConstants(NamedTuple):
     """What the walk is compiled for: as ``Constants`` of MHA decode; BLOCK keys of a key block, of which the beginning
-    of a unit takes OVERHEAD; ROWS of an item, in TOGETHER tiles. LISTED: items are others than the sequences, one each.
+    of a unit takes OVERHEAD, of which a team that has no more than REACH does nothing; ROWS of an item, in TOGETHER
+    tiles. LISTED: items are others than the sequences, one each. FIXED: 0, or key blocks of a unit.
     """
 
     PAGE: int
@@ -86,9 +91,11 @@ class WalkConstants(NamedTuple):
     BOUNDED: bool
     BLOCK: int
     OVERHEAD: int
+    REACH: int
     ROWS: int
     TOGETHER: int
     LISTED: bool
+    FIXED: int
     UNIT: int
 
 
@@ -139,6 +146,24 @@ def unit_keys(
 
 
 @triton.jit
+def item_length(num_keys, tokens, tile, problem, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Key blocks that the ``tile``-th item of a sequence has in the list."""
+    origin, last = item_blocks(num_keys, tokens, tile, problem.group, problem.left, problem.right, ROWS, BLOCK)
+    return last - origin
+
+
+@triton.jit
+def team_units(blocks, place, begin, until, OVERHEAD: tl.constexpr, FIXED: tl.constexpr):
+    """(first, last, size): the units ``first ... last`` of ``size`` key blocks that begin at the places ``begin ...
+    until``, of an item of so many key blocks that begins at ``place``; one without a key is a unit.
+    """
+    size = unit_size(blocks, FIXED)
+    first = tl.cdiv(tl.maximum(begin - place, 0), size + OVERHEAD)
+    last = tl.cdiv(tl.maximum(until - place, 0), size + OVERHEAD)
+    return first, tl.minimum(last, tl.maximum(units_of(blocks, FIXED), 1)), size
+
+
+@triton.jit
 def walk(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, cu_seqlens_ptr, list_ptr, features, o_ptr, lse_ptr, part_ptr,
     part_lse_ptr, scale_log2, v_factor, numbers, problem, q_strides, k_strides, v_strides, o_strides, lse_strides,
@@ -156,94 +181,111 @@ def walk(
     until = tl.minimum(begin + share, tl.load(list_ptr + 1))
     first_item = tl.load(firsts_ptr + team)
     next_item = tl.load(firsts_ptr + team + 1)
-    last_item = next_item + (tl.load(starts_ptr + next_item) + C.OVERHEAD < until).to(tl.int32)
+    last_item = next_item + (tl.load(starts_ptr + next_item) + C.REACH < until).to(tl.int32)
     for item in tl.range(first_item, last_item, 1, disable_licm=True):  # what is hoisted takes registers
-        #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
+        #: item -> num_keys, q_first, tokens, first_unit, last_unit    its rows, and the units of it that the team does
         batch, tile = item_of(list_ptr + problem.sequences, list_ptr + problem.tiles, item, C.LISTED)
         num_keys = key_count(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
         q_first, tokens = row_count(cu_seqlens_ptr, batch, problem.tokens)
         never = (num_keys == 2147483647).to(tl.int32)  #- instruction: 0; what depends on it is not held between units
         lane = (program + never) % problem.lanes
-        kv_head, row, token, head, is_row = item_rows(lane, tile, tl.arange(0, BM), tokens, problem, BM, C.TOGETHER)
-        position = num_keys - tokens + token  # [BM]
-        end = visible_end(num_keys, features.valid, batch)
-        start = tl.load(starts_ptr + item) + C.OVERHEAD
-        stop = tl.load(starts_ptr + item + 1)
-        lo, hi = unit_keys(
-            num_keys, tokens, tile, row, end, begin, until, start, stop, numbers, problem, BM, C.BLOCK, C.ROWS,
-            C.BOUNDED,
-        )
-        first, limit = key_range(position, end, numbers.left, numbers.right, numbers.chunk)
-        first, limit = tl.maximum(first, lo), tl.minimum(limit, hi)
-        rows = batch, head, token, is_row, first, limit
-        q_row = q_first + token
-        q, unit = load_q(
-            q_ptr, (batch * q_strides.batch + q_row * q_strides.token + head * q_strides.head) * C.UNIT,
-            is_row, C.D, C.W0, C.W1, C.PAIRS,
-        )  # pieces [BM, W0] and [BM, W1]
-        factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
-        if C.PAIRS:
-            factor = factor * unit[:, None]
-        m, l = start_rows(features.sinks, head, begin <= start)
-        o = zeros(BM, C.V0, C.V1, C.PAIRS)
-        for at in range(lo, hi, BN):
-            #: load_k -> k    the K tile of these pages, DRAM -> shared memory
-            key = at + tl.arange(0, BN)
-            exists = key < hi
-            page, slot = in_pages(table_ptr + batch * problem.table_batch, key, exists, C.PAGE)
-            k = load_k(
-                k_ptr + kv_head * k_strides.head * C.UNIT, (page * k_strides.page + slot * k_strides.token) * C.UNIT,
-                exists, C.D, C.W0, C.W1,
+        first_unit = 0
+        last_unit = first_unit + 1
+        if C.FIXED:
+            blocks = item_length(num_keys, tokens, tile, problem, C.ROWS, C.BLOCK)
+            first_unit, last_unit, size = team_units(
+                blocks, tl.load(starts_ptr + item), begin, until, C.OVERHEAD, C.FIXED
             )
-            #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
-            s = scores(q, k, C.PAIRS, C.PTX)  # [BM, BN]
-            scale = key_scales(features, numbers, page, slot, kv_head, exists)
-            s = adjust(s, factor, slope, scale, features, numbers, position, key)
-            #: mask -> s    keys that a row does not see
-            s = hide(s, rows, key, features, numbers, C.BOUNDED)
-            #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
-            p, alpha, m, l = weigh(s, m, l)
-            o = rescale(o, alpha)
-            #: load_v -> v    the V tile of the same pages
-            v = load_v(
-                v_ptr + kv_head * v_strides.head * C.UNIT, (page * v_strides.page + slot * v_strides.token) * C.UNIT,
-                exists, C.DV, C.V0, C.V1,
+        for nth_unit in range(first_unit, last_unit, 1):
+            #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
+            kv_head, row, token, head, is_row = item_rows(lane, tile, tl.arange(0, BM), tokens, problem, BM, C.TOGETHER)
+            position = num_keys - tokens + token  # [BM]
+            end = visible_end(num_keys, features.valid, batch)
+            start = tl.load(starts_ptr + item) + C.OVERHEAD
+            stop = tl.load(starts_ptr + item + 1)
+            opens, closes = begin, until
+            if C.FIXED:
+                start, stop = blocks * 0, blocks
+                opens = nth_unit * size
+                closes = opens + size
+            lo, hi = unit_keys(
+                num_keys, tokens, tile, row, end, opens, closes, start, stop, numbers, problem, BM, C.BLOCK, C.ROWS,
+                C.BOUNDED,
             )
-            #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-            p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
-            o = accumulate(p, v, o, C.PAIRS, C.PTX)
-        #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
-        sees = l != 0
-        if features.sinks is None:
-            sees = sees & (first < limit)
-        factor = head_scale(v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head)
-        lse = log_sum(m, l, sees)
-        l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
-        #: store    the result, or a partial one where the item is cut; one without a key is left alone
-        whole = (begin <= start) & (stop <= until)
-        o = normalise(o, l, sees)
-        store_rows(
-            o_ptr, (batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head) * C.UNIT,
-            is_row & whole, o, C.DV, C.PAIRS,
-        )
-        tl.store(
-            lse_ptr + batch * lse_strides.batch + q_row * lse_strides.token + head * lse_strides.head, lse,
-            mask=is_row & whole,
-        )
-        place = 2 * program + (start > begin).to(tl.int32)
-        of_part = place.to(tl.int64) * BM + tl.arange(0, BM)  #- address
-        store_rows(part_ptr, of_part * (C.DV * (1 + C.PAIRS)), is_row & sees & ~whole, o, C.DV, C.PAIRS)
-        tl.store(part_lse_ptr + of_part, lse, mask=is_row & ~whole)
+            first, limit = key_range(position, end, numbers.left, numbers.right, numbers.chunk)
+            first, limit = tl.maximum(first, lo), tl.minimum(limit, hi)
+            rows = batch, head, token, is_row, first, limit
+            q_row = q_first + token
+            q, unit = load_q(
+                q_ptr, (batch * q_strides.batch + q_row * q_strides.token + head * q_strides.head) * C.UNIT,
+                is_row, C.D, C.W0, C.W1, C.PAIRS,
+            )  # pieces [BM, W0] and [BM, W1]
+            factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
+            if C.PAIRS:
+                factor = factor * unit[:, None]
+            m, l = start_rows(features.sinks, head, opens <= start)
+            o = zeros(BM, C.V0, C.V1, C.PAIRS)
+            for at in range(lo, hi, BN):
+                #: load_k -> k    the K tile of these pages, DRAM -> shared memory
+                key = at + tl.arange(0, BN)
+                exists = key < hi
+                page, slot = in_pages(table_ptr + batch * problem.table_batch, key, exists, C.PAGE)
+                k = load_k(
+                    k_ptr + kv_head * k_strides.head * C.UNIT,
+                    (page * k_strides.page + slot * k_strides.token) * C.UNIT, exists, C.D, C.W0, C.W1,
+                )
+                #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
+                s = scores(q, k, C.PAIRS, C.PTX)  # [BM, BN]
+                scale = key_scales(features, numbers, page, slot, kv_head, exists)
+                s = adjust(s, factor, slope, scale, features, numbers, position, key)
+                #: mask -> s    keys that a row does not see
+                s = hide(s, rows, key, features, numbers, C.BOUNDED)
+                #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
+                p, alpha, m, l = weigh(s, m, l)
+                o = rescale(o, alpha)
+                #: load_v -> v    the V tile of the same pages
+                v = load_v(
+                    v_ptr + kv_head * v_strides.head * C.UNIT,
+                    (page * v_strides.page + slot * v_strides.token) * C.UNIT, exists, C.DV, C.V0, C.V1,
+                )
+                #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+                p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
+                o = accumulate(p, v, o, C.PAIRS, C.PTX)
+            #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
+            sees = l != 0
+            if features.sinks is None:
+                sees = sees & (first < limit)
+            factor = head_scale(v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head)
+            lse = log_sum(m, l, sees)
+            l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
+            #: store    the result, or a partial one where the item is cut; one without a key is left alone
+            whole = (opens <= start) & (stop <= closes)
+            o = normalise(o, l, sees)
+            store_rows(
+                o_ptr, (batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head) * C.UNIT,
+                is_row & whole, o, C.DV, C.PAIRS,
+            )
+            tl.store(
+                lse_ptr + batch * lse_strides.batch + q_row * lse_strides.token + head * lse_strides.head, lse,
+                mask=is_row & whole,
+            )
+            place = 2 * program + (start > begin).to(tl.int32)
+            if C.FIXED:
+                place = (nth_unit * problem.room + item) * problem.lanes + lane
+            of_part = place.to(tl.int64) * BM + tl.arange(0, BM)  #- address
+            store_rows(part_ptr, of_part * (C.DV * (1 + C.PAIRS)), is_row & sees & ~whole, o, C.DV, C.PAIRS)
+            tl.store(part_lse_ptr + of_part, lse, mask=is_row & ~whole)
 
 
 @triton.jit
 def join(
-    list_ptr, part_ptr, part_lse_ptr, cu_seqlens_ptr, o_ptr, lse_ptr, problem, o_strides, lse_strides,
-    OVERHEAD: tl.constexpr, BM: tl.constexpr, TOGETHER: tl.constexpr, USED: tl.constexpr, LISTED: tl.constexpr,
-    D: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    list_ptr, part_ptr, part_lse_ptr, seq_lens_ptr, cu_seqlens_ptr, o_ptr, lse_ptr, problem, o_strides, lse_strides,
+    BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, FIXED: tl.constexpr, BM: tl.constexpr, TOGETHER: tl.constexpr,
+    USED: tl.constexpr, LISTED: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """Put BD columns of the partial results of one row of the item together whose first part a team has done last; USED
-    rows of a tile may exist.
+    """Put BD columns of the partial results of one row of an item together: of that whose first part a team has done
+    last, with units of a fixed size of each; USED rows of a tile may exist.
     """
     #: setup -> lse_parts    each part's lse, in the order of the keys
     starts_ptr, firsts_ptr = list_ptr + problem.starts, list_ptr + problem.firsts  #- address
@@ -252,7 +294,9 @@ def join(
     nth = lane_row % USED
     share = tl.load(list_ptr)
     items = tl.load(list_ptr + 2)
-    item = tl.load(firsts_ptr + team + 1)
+    item = team
+    if not FIXED:
+        item = tl.load(firsts_ptr + team + 1)
     exists = item < items
     item = tl.where(exists, item, 0)
     start = tl.load(starts_ptr + item) + OVERHEAD
@@ -264,8 +308,17 @@ def join(
     _, _, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, TOGETHER)
     cut = exists & is_row & (start // share == team) & (num_parts > 1)
     late = (start > team * share).to(tl.int32)
+    base = 2 * (team * problem.lanes + lane)
+    step = 2 * problem.lanes
+    if FIXED:
+        num_keys = key_count(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
+        num_parts = units_of(item_length(num_keys, tokens, tile, problem, BM * TOGETHER, BLOCK), FIXED)
+        cut = exists & is_row & (num_parts > 1)
+        late = num_parts * 0
+        base = item * problem.lanes + lane
+        step = problem.room * problem.lanes
     every = tl.arange(0, PARTS)
-    place = 2 * ((team + every) * problem.lanes + lane) + tl.where(every == 0, late, 0)
+    place = base + every * step + tl.where(every == 0, late, 0)
     at_parts = part_lse_ptr + place.to(tl.int64) * BM + nth  #- address
     lse_parts = tl.load(at_parts, mask=cut & (every < num_parts), other=-float("inf"))
     #: total -> top, total, none, count    weights relative to the largest, so that nothing overflows
@@ -279,7 +332,7 @@ def join(
     for first in range(none, count, CHUNK):
         #: weights -> w    of the next parts
         n = first + tl.arange(0, CHUNK)
-        nth_place = 2 * ((team + n) * problem.lanes + lane) + tl.where(n == 0, late, 0)
+        nth_place = base + n * step + tl.where(n == 0, late, 0)
         at_chunk = nth_place.to(tl.int64) * BM + nth  #- address
         lse_chunk = tl.load(part_lse_ptr + at_chunk, mask=n < count, other=-float("inf"))
         w = tl.exp(lse_chunk - shift)
@@ -334,24 +387,25 @@ def _launch_walk(
 ) -> None:
     """Launch a walk over the list behind ``arrays``, and its join."""
     (q, k, v, block_table, seq_lens, cu_seqlens, work), (out, lse), tiles = arrays, into, one.tiles
-    schedule, places = one.schedule, 2 * one.grid(problem)[0]
+    schedule, places = one.schedule, one.places(problem)
     part = out.new_empty((places, tiles.BM, problem.v_dim), dtype=torch.float32)
     part_lse = lse.new_empty((places, tiles.BM))
     pointers = *arrays, feature_arrays(f), out, lse, part, part_lse
-    joined = work, part, part_lse, cu_seqlens, out, lse
+    joined = work, part, part_lse, seq_lens, cu_seqlens, out, lse
     if relaunched(walk, pointers, again):
         relaunched(join, joined, again)
         return
     sizes = WalkSizes(
         problem.group, problem.tokens, problem.max_keys, schedule.lanes(problem.kv_heads), block_table.stride(0),
-        seq_lens.stride(0), *list_parts(schedule.most_items(schedule_problem(problem, f.mask.left, f.mask.right))),
+        seq_lens.stride(0), *list_parts(one.items(problem)), one.items(problem), f.mask.left, f.mask.right,
     )
     ptx, ragged, listed = compiles_to_ptx(q), problem.ragged, one.lists_items(problem)
     steps = leading_strides(q, ragged=ragged), k.stride()[:-1], v.stride()[:-1], leading_strides(out, ragged=ragged)
     unit, (of_q, of_k, of_v, of_o) = in_units(*steps)
     constants = WalkConstants(
         problem.page_size, problem.pairs, *problem.widths, *tiles.columns, *tiles.v_columns, tiles.BM, tiles.BN, ptx,
-        f.mask.windowed, schedule.block, schedule.overhead, schedule.rows, schedule.together, listed, unit,
+        f.mask.windowed, schedule.block, schedule.overhead, schedule.reach, schedule.rows, schedule.together, listed,
+        schedule.unit, unit,
     )
     lse_strides = RowStrides(*leading_strides(lse, ragged=ragged))
     first_launch(walk, one.grid(problem), pointers, again)(
@@ -361,7 +415,7 @@ def _launch_walk(
     )
     parts = one.parts(problem)
     first_launch(join, one.join_grid(problem), joined, again)(
-        sizes, RowStrides(*steps[3]), lse_strides, OVERHEAD=schedule.overhead, BM=tiles.BM,
-        TOGETHER=schedule.together, USED=one.rows(problem), LISTED=listed, D=problem.v_dim, BD=piece_of(problem.v_dim),
-        PARTS=parts, CHUNK=min(16, parts), num_warps=1,
+        sizes, RowStrides(*steps[3]), lse_strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead,
+        FIXED=schedule.unit, BM=tiles.BM, TOGETHER=schedule.together, USED=one.rows(problem), LISTED=listed,
+        D=problem.v_dim, BD=piece_of(problem.v_dim), PARTS=parts, CHUNK=min(16, parts), num_warps=1,
     )

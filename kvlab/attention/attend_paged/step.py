@@ -12,7 +12,6 @@ from kvlab.attention.features.intervals import UNLIMITED, host, window_interval
 from kvlab.attention.machines.gpu import target_of
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.schedule.config import (
-    INVARIANT_KEYS,
     MOST_COST,
     MOST_UNITS,
     ScheduleConfig,
@@ -57,8 +56,10 @@ def plan(
     programs    that run at once; by default what the GPU, or an H100, has room for
     unit        key blocks of a unit, counted from the first that its rows see, so that the cuts of a sequence depend on
                 its own length alone; by default units end where a program has its share. To look at: no call takes it
+                but that of batch_invariant
     causal, window   what a query sees, as of ``mha_prefill``
-    batch_invariant  units of 2048 keys: a sequence has the same order of sums in every batch and on every device
+    batch_invariant  for calls with ``batch_invariant=True``: units of 2048 keys, of more where an item has more than 32
+                rows, and tiles of the same rows: a sequence has the same order of sums in every batch
     config      a :class:`ScheduleConfig` instead of the chosen one; ``programs`` and ``unit`` are then its own
 
     Raises ValueError on bad arguments, and for a schedule of 2^31 key blocks or more (not looked at on a GPU).
@@ -81,10 +82,12 @@ def plan(
     listed = schedule_problem(problem, interval.left, interval.right)
     if config is None:
         given = {} if programs is None else {"programs": _positive("programs", programs)}
-        fixed = -(-INVARIANT_KEYS // 16) if batch_invariant else 0
-        given["unit"] = fixed if unit is None else _positive("unit", unit)
+        given |= {} if unit is None else {"unit": _positive("unit", unit)}
         target = target_of(seq_lens, None)
-        walks = choose_walks(problem, longest, processors=target.processors, arch=target.arch, shared=target.shared)
+        walks = choose_walks(
+            problem, longest, processors=target.processors, arch=target.arch, shared=target.shared,
+            batch_invariant=batch_invariant,
+        )
         configs = [replace(walk.schedule, **given) for walk in walks.walks]
     else:
         taken = [name for name, value in (("programs", programs), ("unit", unit)) if value is not None]
@@ -154,7 +157,6 @@ def check_plan(given: Schedule, problem: DecodeProblem, left: int, right: int) -
         theirs, ours = (getattr(one, name) for one in (given.problem, asked))
         require(theirs == ours, f"plan is of {words.format(theirs)}", f"of the call's, {ours}")
     configs = [one.config for one in given.walks]
-    require(not any(one.unit for one in configs), "plan has units of a fixed size", "one without unit, batch_invariant")
     covered = [n for one in configs for n in (one.fewest, one.most)]
     whole = covered[0] <= 1 and covered[-1] >= UNLIMITED
     gaps = any(b != a + 1 for a, b in zip(covered[1:-1:2], covered[2::2], strict=True))
@@ -173,8 +175,22 @@ def check_planned_lengths(given: Schedule, seq_lens: Any, cu_seqlens: Any) -> No
         require(same, f"plan was made of cu_seqlens_q {theirs.tolist()}", f"the call's, {ours.tolist()}")
 
 
-def walks_of_plan(given: Schedule, problem: DecodeProblem, **target: Any) -> WalkConfig:
-    """The walks of a call with a plan: the tiles that have as many rows. ``target``: as of ``choose_walks``."""
+def walks_of_plan(
+    given: Schedule, problem: DecodeProblem, longest: int, *, batch_invariant: bool, **target: Any
+) -> WalkConfig:
+    """The walks of a call with a plan: the tiles that have as many rows; batch-invariant ones are those of the call.
+    ``target``: as of ``choose_walks``.
+    """
+    if batch_invariant:
+        own = choose_walks(problem, longest, batch_invariant=True, **target).walks
+        cuts = [
+            [(one.BM, one.together, one.block, one.unit, one.fewest, one.most) for one in walks]
+            for walks in ([one.config for one in given.walks], [one.schedule for one in own])
+        ]
+        require(cuts[0] == cuts[1], "plan has units that follow from all lengths", "one with batch_invariant=True")
+        return WalkConfig(tuple(replace(a, schedule=b.config) for a, b in zip(own, given.walks, strict=True)))
+    fixed = any(one.config.unit for one in given.walks)
+    require(not fixed, "plan has units of a fixed size", "one without unit, batch_invariant")
     few = {rows: max(1, rows // problem.group) for rows in (16, 32, 64, 128, 4096)}
     known = {
         walk.tiles.BM: walk for tokens in few.values() for walk in choose_walks(problem, tokens, **target).walks

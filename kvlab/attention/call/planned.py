@@ -60,10 +60,11 @@ class PlannedCall(Call[Any]):
         features, target = self.features, target_of(self.arrays[0], emulated)
         machine = {"processors": target.processors, "arch": target.arch, "shared": target.shared}
         machine |= {"heavy": features.heavy, "biased": features.mask.bias is not None}
+        machine |= {"batch_invariant": self.batch_invariant}
         if self.schedule is None:
             return function_at(f"{HOME}.config:choose_walks")(problem, longest, **machine)
         function_at(f"{HOME}.step:check_plan")(self.schedule, problem, features.mask.left, features.mask.right)
-        return function_at(f"{HOME}.step:walks_of_plan")(self.schedule, problem, **machine)
+        return function_at(f"{HOME}.step:walks_of_plan")(self.schedule, problem, longest, **machine)
 
     def check_values(self) -> None:
         """See :class:`Call`: a plan was made of the lengths of the call."""

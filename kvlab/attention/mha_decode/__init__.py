@@ -76,7 +76,9 @@ def mha_decode_paged(
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     balanced     share the keys of all sequences equally, whatever their lengths: a work list of the step is made on the
                  device; S of up to 16; the portable kernel of :func:`~kvlab.attention.attend_paged`; the same lengths
-                 give the same order of sums. num_splits, batch_invariant, leftpad_k and q_positions must be left out
+                 give the same order of sums. With ``batch_invariant`` units have 2048 keys, or as many times 64 as an
+                 item has rows, so that a sequence has the same bits in any batch. num_splits, leftpad_k and
+                 q_positions must be left out
     plan         None, or what :func:`~kvlab.attention.plan` made of ``seq_lens`` and S: made once a step, it serves all
                  layers; ``balanced`` then, without a list of the call's own
     mask_value   accepted for callers of MAX, a number below infinity; a masked key has weight 0 whatever it is

@@ -56,8 +56,8 @@ class PagedDecode(PlannedCall):
     def check_arguments(self, sizes: Sizes) -> None:
         super().check_arguments(sizes)
         q, tokens, balanced = self.q, sizes.get("S", 1), self.over_schedule
-        fixed = [name for name in ("num_splits", "batch_invariant") if balanced and getattr(self, name)]
-        require(not fixed, f"{' and '.join(fixed)} with balanced=True", "left out: units follow from all lengths")
+        fixed = balanced and self.num_splits is not None
+        require(not fixed, "num_splits with balanced=True", "left out: units follow from the lengths")
         if balanced:
             refuse_places(self.arguments, "with balanced=True")
         most = MAX_TOKENS_BALANCED if balanced else MAX_TOKENS

@@ -92,6 +92,11 @@ class ScheduleConfig:
     num_warps: int = 4
 
     @property
+    def reach(self) -> int:
+        """Places of an item's beginning of which nothing is done: a team that has no more leaves the item alone."""
+        return 0 if self.unit else self.overhead
+
+    @property
     def rows(self) -> int:
         """Rows of an item."""
         return self.BM * self.together

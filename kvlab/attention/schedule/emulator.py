@@ -28,12 +28,16 @@ def item_blocks(
     return first, last
 
 
+def unit_size(blocks: Array, UNIT: int) -> Array:
+    """Key blocks of the units of items of so many: UNIT, more where these would be above 64."""
+    return np.maximum(ceildiv(blocks, MOST_UNITS), UNIT)
+
+
 def units_of(blocks: Array, UNIT: int) -> Array:
     """Units of items of so many key blocks: one, or with UNIT as many as the item's own length says, at most 64."""
     units = np.minimum(blocks, 1)
     if UNIT:
-        size = np.maximum(ceildiv(blocks, MOST_UNITS), UNIT)
-        units = ceildiv(blocks, size)
+        units = ceildiv(blocks, unit_size(blocks, UNIT))
     return units
 
 

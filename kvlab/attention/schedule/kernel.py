@@ -30,12 +30,17 @@ def item_blocks(num_keys, tokens, item, group, left, right, ROWS: tl.constexpr, 
 
 
 @triton.jit
+def unit_size(blocks, UNIT: tl.constexpr):
+    """Key blocks of the units of items of so many: UNIT, more where these would be above 64."""
+    return tl.maximum(tl.cdiv(blocks, MOST_UNITS), UNIT)
+
+
+@triton.jit
 def units_of(blocks, UNIT: tl.constexpr):
     """Units of items of so many key blocks: one, or with UNIT as many as the item's own length says, at most 64."""
     units = tl.minimum(blocks, 1)
     if UNIT:
-        size = tl.maximum(tl.cdiv(blocks, MOST_UNITS), UNIT)
-        units = tl.cdiv(blocks, size)
+        units = tl.cdiv(blocks, unit_size(blocks, UNIT))
     return units
 
 

@@ -11,10 +11,9 @@ from kvlab.attention.features.intervals import host, key_count
 from kvlab.common.arrays import numbered
 from kvlab.common.checks import require, shown
 from kvlab.common.drawn import Drawn
-from kvlab.staging import ceildiv
 
 from .config import MOST_UNITS, ScheduleConfig, ScheduleProblem, list_parts
-from .emulator import item_blocks, units_of
+from .emulator import item_blocks, unit_size, units_of
 
 Array = np.ndarray[Any, Any]
 
@@ -144,7 +143,7 @@ class Schedule(Drawn):
         blocks = end - begin
         count = units_of(blocks, config.unit)
         if config.unit:
-            size = np.maximum(ceildiv(blocks, MOST_UNITS), config.unit)
+            size = unit_size(blocks, config.unit)
             item, n = numbered(count)
             team = (self.starts[item] + n * (size + config.overhead)[item]) // self.share
             first = begin[item] + n * size[item]

@@ -5,6 +5,7 @@ decode over a schedule, of which it has the bits where each sequence has as many
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,14 @@ def paged(*lens: tuple[int, int], **sizes: Any) -> Case:
     return Case(lens, form="paged", **sizes)
 
 
-def launch_form(x: Inputs, processors: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def launch_form(x: Inputs, processors: int, unit: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(arrays, arguments) of the launch functions, on so many processors."""
     _, arrays, options = x.arguments()
     call = attend_paged.planned(*arrays, **options, backend="reference")
     problem = ragged_problem(*call.arrays[:4], call.arrays[5])
-    config = choose_walks(problem, call.longest, processors=processors)
+    config = choose_walks(problem, call.longest, processors=processors, batch_invariant=unit > 0)
+    walks = [replace(walk, schedule=replace(walk.schedule, unit=unit)) for walk in config.walks]
+    config = WalkConfig(tuple(walks))
     return call.arrays, {"scale": call.plan.scale, "features": call.features, "config": config}
 
 
@@ -119,6 +122,72 @@ def test_of_as_many_tokens_each_it_has_the_bits_of_decode_over_a_schedule(S: int
     assert [bits(a) for a in ours] == [bits(a.reshape(b.shape)) for a, b in zip(theirs, ours, strict=True)]
 
 
+INVARIANT = [
+    (MIXED[0][0], 2, 3),
+    (paged((3, 400), (40, 300), (0, 90), (2, 2), (1, 0), heads=(4, 2), window=100, sinks=True), 1, 2),
+    (paged((3, 200), (1, 0), (2, 20), heads=(2, 1), D=16, sinks=True), 2, 4),
+]
+"""With units of so many key blocks, counted from the first that an item's rows see."""
+
+
+def alone(arrays: tuple[Any, ...], b: int) -> tuple[Any, ...]:
+    """Arrays of a call of sequence ``b`` alone."""
+    q, k, v, table, lens, starts = arrays
+    own = slice(int(starts[b]), int(starts[b + 1]))
+    return q[:, own], k, v, table[b : b + 1], lens[b : b + 1], starts[b : b + 2] - starts[b]
+
+
+@pytest.mark.parametrize("case, processors, unit", INVARIANT, ids=str)
+def test_batch_invariant_sequences_have_the_same_bits_alone(case: Case, processors: int, unit: int) -> None:
+    x = case.build()
+    arrays, named = launch_form(x, processors, unit)
+    out, lse = emulator.launch(*arrays, **named)
+    assert_accurate(x, out[0], lse[0])
+    for b in np.flatnonzero(np.diff(x.cu_q)):
+        own = alone(arrays, b)
+        more = launch_form(x, processors + 3, unit)[1]
+        found = emulator.launch(*own, **named | {"config": more["config"]})
+        rows = slice(int(x.cu_q[b]), int(x.cu_q[b + 1]))
+        assert [bits(a) for a in found] == [bits(a[:, rows]) for a in (out, lse)]
+
+
+@pytest.mark.interpreter
+def test_batch_invariant_interpreted() -> None:
+    """Results go over NaN; accurate, and a sequence of several units has the same bits alone."""
+    case, processors, unit = INVARIANT[2]
+    x = case.build()
+    arrays, named = launch_form(x, processors, unit)
+    named["config"] = WalkConfig(named["config"].walks[:1])
+    found = []
+    for each in (arrays, alone(arrays, 0)):
+        out = torch_of(np.full((*each[0].shape[:3], each[2].shape[3]), np.nan, each[0].dtype))
+        found.append(child.run(KERNEL, *map(torch_of, each), **named | {"out": out, "features": of_torch(named)}))
+    assert_accurate(x, *(a[0] for a in found[0]))
+    assert [bits(a[:, :3]) for a in found[0]] == [bits(a) for a in found[1]]
+
+
+@pytest.mark.interpreter
+def test_batch_invariant_lockstep() -> None:
+    """Every output of every step, of the walk and of the join, with units of a fixed size."""
+    case, processors, unit = INVARIANT[2]
+    x = case.build()
+    arrays, named = launch_form(x, processors, unit)
+    named["config"] = WalkConfig(named["config"].walks[:1])
+    names = "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens"
+    result = lockstep("attend_paged", dict(zip(names, arrays, strict=True)) | named)
+    assert result.ok, str(result.first_difference)
+
+
+def test_what_others_have_decides_no_tile_of_a_batch_invariant_call() -> None:
+    """A law of the choice: tiles and units are the same whatever the batch and the most new tokens of a sequence."""
+    one, other = (
+        choose_walks(ragged_problem(*launch_form(x, 1)[0][:4], x.cu_q), longest, batch_invariant=True).walks
+        for x, longest in ((paged((1, 30), heads=(8, 2)).build(), 1), (MIXED[0][0].build(), 130))
+    )
+    assert one == other
+    assert [walk.schedule.unit * walk.schedule.block for walk in one] == [2048, 32768]
+
+
 def test_of_chunks_it_agrees_with_prefill() -> None:
     x = MIXED[0][0].build()
     _, arrays, _ = x.arguments()
@@ -194,8 +263,7 @@ def test_a_plan_of_another_call_is_refused(given: Any, words: str) -> None:
 def test_bad_calls() -> None:
     x = paged((1, 30), (2, 9), heads=(4, 2)).build()
     _, (q, *cache, starts), _ = x.arguments()
-    for option, value, words in (("batch_invariant", True, "batch_invariant=True"), ("max_seqlen_q", 1, "is 1: must"),
-                                 ("backend", "hopper", "backend is 'hopper'")):
+    for option, value, words in (("max_seqlen_q", 1, "is 1: must"), ("backend", "hopper", "backend is 'hopper'")):
         with pytest.raises(ValueError, match=words):
             attend_paged(q, *cache, starts, **{option: value})
     with pytest.raises(ValueError, match="cu_seqlens_q"):

@@ -93,6 +93,24 @@ def test_a_sequence_that_is_not_cut_has_the_bits_of_decode(S: int) -> None:
     assert [bits(a) for a in ours] == [bits(a) for a in plain]
 
 
+def test_batch_invariant_drafts_have_the_same_bits_alone_and_on_other_devices() -> None:
+    """Of more than one unit of 2048 keys, of less, and of none; a plan of the call is taken, another is refused."""
+    x = Case((4500, 0, 40), heads=(4, 2), D=16, S=2, dtype="fp32").build()
+    q, *cache, table, lens = x.arrays
+    out, lse = mha_decode_paged(*x.arrays, balanced=True, batch_invariant=True, return_lse=True)
+    assert_accurate(x, out, lse)
+    for b in range(3):
+        own = q[b : b + 1], *cache, table[b : b + 1], lens[b : b + 1]
+        assert bits(mha_decode_paged(*own, balanced=True, batch_invariant=True)) == bits(out[b : b + 1])
+    sizes = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "itemsize": 4}
+    step = plan(lens, 2, **sizes, programs=6, batch_invariant=True)
+    assert bits(mha_decode_paged(*x.arrays, plan=step, batch_invariant=True)) == bits(out)
+    with pytest.raises(ValueError, match="plan has units of a fixed size"):
+        mha_decode_paged(*x.arrays, plan=step)
+    with pytest.raises(ValueError, match="plan has units that follow from all lengths"):
+        mha_decode_paged(*x.arrays, plan=plan(lens, 2, **sizes), batch_invariant=True)
+
+
 def test_the_lengths_fix_the_order_of_sums() -> None:
     """The same lengths give the same bits, also over a list that was made before, of a batch whose other sequences have
     other values.
@@ -122,7 +140,6 @@ def test_the_public_call(backend: str) -> None:
 @pytest.mark.parametrize("options, words", [
     ({"balanced": 1}, "balanced is 1: must be True or False"),
     ({"balanced": True, "num_splits": 2}, "num_splits with balanced=True"),
-    ({"balanced": True, "batch_invariant": True}, "batch_invariant with balanced=True"),
     ({"balanced": True, "backend": "hopper"}, "balanced=True"),
     ({}, "q has 5 new tokens a sequence: must be 1 to 4"),
 ])
@@ -185,18 +202,20 @@ def test_the_twins_mirror_each_other() -> None:
     steps = {name: [step.marker.name for step in kernel.steps] for name, kernel, _ in report.twins}
     inner = ["load_k", "scores", "mask", "softmax", "load_v", "accumulate"]
     assert steps == {
-        "walk": ["team", "setup", *inner, "normalise", "store"],
+        "walk": ["team", "item", "setup", *inner, "normalise", "store"],
         "join": ["setup", "total", "weights", "add", "combine", "store"],
     }
 
 
 @pytest.mark.parametrize("twin, old, new", [
-    ("walk", "+ C.OVERHEAD < until", "+ C.OVERHEAD <= until"),
-    ("walk", "(begin <= start) & (stop <= until)", "(begin <= start) | (stop <= until)"),
+    ("walk", "+ C.REACH < until", "+ C.REACH <= until"),
+    ("walk", "(opens <= start) & (stop <= closes)", "(opens <= start) | (stop <= closes)"),
+    ("walk", "opens = nth_unit * size", "opens = nth_unit * BM"),
+    ("walk", "tl.maximum(until - place, 0)", "tl.maximum(until - begin, 0)"),
     ("walk", "2 * program + (start > begin)", "2 * program + (start < begin)"),
     ("join", "tl.maximum(stop - 1, start) // share - team", "tl.maximum(stop, start) // share - team"),
     ("join", "(start // share == team)", "(start // share <= team)"),
-], ids=["last item", "whole", "place", "parts", "first part"])
+], ids=["last item", "whole", "unit", "last unit", "place", "parts", "first part"])
 def test_a_seeded_fault_is_found(twin: str, old: str, new: str) -> None:
     kernel, numpy = (Path(module_file(f"kvlab.attention.{OP}.{side}")).read_text() for side in ("kernel", "emulator"))
     assert kernel.count(old) == 1

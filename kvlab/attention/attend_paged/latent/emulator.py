@@ -145,11 +145,11 @@ def launch(
     caches = LatentCaches.of((kv_cache, k_rope, row_scales), block_table, keys, problem)
     shape = 2 * config.grid(sizes)[0], config.tiles.BM
     part, part_lse = np.full((*shape, problem.latent), np.nan, np.float32), np.full(shape, np.nan, np.float32)
+    lists, into = WalkLists(seq_lens, None, work), WalkResults(out, lse, part, part_lse)
     with traffic.launch():
         walk(
-            q if q.dtype.itemsize > 1 else q.astype(bfloat16), caches, WalkLists(seq_lens, None, work),
-            WalkResults(out, lse, part, part_lse), features.scales.factor_log2(scale), features, problem, config, arch,
-            traffic,
+            q if q.dtype.itemsize > 1 else q.astype(bfloat16), caches, lists, into, features.scales.factor_log2(scale),
+            features, problem, config, arch, traffic,
         )
-    join(work, part, part_lse, None, out, lse, sizes, config, traffic)
+    join(lists, into, features, sizes, config, traffic)
     return out, lse

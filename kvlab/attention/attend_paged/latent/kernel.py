@@ -182,13 +182,13 @@ def launch(
     pointers = (
         q, kv_cache, k_rope, row_scales, block_table, seq_lens, work, feature_arrays(f), out, lse, part, part_lse
     )
-    joined = work, part, part_lse, None, out, lse
+    joined = work, part, part_lse, seq_lens, None, out, lse
     if relaunched(walk, pointers, again):
         relaunched(join, joined, again)
         return out, lse
     counts = WalkSizes(
         problem.heads, problem.tokens, problem.max_keys, schedule.lanes(1), block_table.stride(0), seq_lens.stride(0),
-        *list_parts(schedule.most_items(items)),
+        *list_parts(schedule.most_items(items)), schedule.most_items(items), f.mask.left, f.mask.right,
     )
     one_page, listed = tiles.one_page and not f.mask.windowed, config.lists_items(sizes)
     constants = LatentConstants(
@@ -203,8 +203,8 @@ def launch(
     )
     parts = config.parts(sizes)
     first_launch(join, config.join_grid(sizes), joined, again)(
-        counts, o_strides, lse_strides, OVERHEAD=schedule.overhead, BM=tiles.BM, TOGETHER=schedule.together,
-        USED=config.rows(sizes), LISTED=listed, D=problem.latent, BD=piece_of(problem.latent), PARTS=parts,
-        CHUNK=min(16, parts), num_warps=1,
+        counts, o_strides, lse_strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead, FIXED=schedule.unit,
+        BM=tiles.BM, TOGETHER=schedule.together, USED=config.rows(sizes), LISTED=listed, D=problem.latent,
+        BD=piece_of(problem.latent), PARTS=parts, CHUNK=min(16, parts), num_warps=1,
     )
     return out, lse

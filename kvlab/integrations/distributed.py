@@ -35,6 +35,7 @@ from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.masks import Interval, Mask, window_interval
 from kvlab.common.arrays import same_place
 from kvlab.common.checks import count, flag, is_integer, require, shown
+from kvlab.common.opaque import opaque
 
 from .adapting import checked_tensors, in_sight, rows_of_starts, slots_of
 
@@ -97,6 +98,7 @@ def heads_of_rank(q_heads: int, kv_heads: int, rank: int, ranks: int) -> TensorP
     return TensorParallelHeads(slice(rank * each, (rank + 1) * each), slice(first, first + mine))
 
 
+@opaque
 def all_gather_heads(out: Tensor, *, group: Any = None, check: bool | None = None) -> Tensor:
     """Outputs ``[.., Hq, D]`` of all heads, from those of each rank's heads ``[.., Hq / ranks, D]``."""
     checked_tensors(out=out)
@@ -186,6 +188,7 @@ def context_shard(
     return ContextShard(rank, ranks, int(block_table.shape[1]), count("page_size", page_size, 1), placement)
 
 
+@opaque
 def context_parallel_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, group: Any = None,
     placement: str = "contiguous", **options: Unpack[DecodeOptions],
@@ -230,6 +233,7 @@ def context_parallel_decode(
     return _over_pages(call, group, placement, dict(options))
 
 
+@opaque
 def context_parallel_prefill(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, *,
     group: Any = None, placement: str = "contiguous", **options: Unpack[PagedPrefillOptions],
@@ -261,6 +265,7 @@ def context_parallel_prefill(
     return _over_pages(PagesCall(mha_prefill_paged, tensors, last, causal), group, placement, dict(options))
 
 
+@opaque
 def all_gather_prefill(
     q: Tensor, k: Tensor, v: Tensor, *, group: Any = None, **options: Unpack[PrefillOptions]
 ) -> Any:

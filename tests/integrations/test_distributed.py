@@ -15,8 +15,15 @@ from pathlib import Path
 import distributed_ranks
 import pytest
 import torch
+from torch import distributed as dist
 
-from kvlab.integrations.distributed import ContextShard, context_shard, heads_of_rank, tensor_parallel_heads
+from kvlab.integrations.distributed import (
+    ContextShard,
+    all_gather_heads,
+    context_shard,
+    heads_of_rank,
+    tensor_parallel_heads,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forked")
 CASES = list(distributed_ranks.CASES)
@@ -79,6 +86,18 @@ def test_heads_read_the_kv_head_that_the_rank_has(ranks: int) -> None:
         kept, group = part.kv.stop - part.kv.start, len(heads) // (part.kv.stop - part.kv.start)
         assert [part.kv.start + at // group for at in range(len(heads))] == [h // 4 for h in heads]
         assert kept == max(8 // ranks, 1)
+
+
+def test_compiled_programs_run_a_call_as_it_is(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        out = torch.arange(24.0).view(3, 2, 4)
+        double = torch.compile(lambda x: 2 * all_gather_heads(x + 1), backend="eager")
+        assert torch.equal(double(out), 2 * (out + 1))
+        with pytest.raises(RuntimeError, match="kvlab runs as it is"):
+            torch.compile(lambda x: 2 * all_gather_heads(x), backend="eager", fullgraph=True)(out)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_call_without_ranks_is_refused() -> None:

@@ -1,5 +1,6 @@
 """What ranks do in tests/integrations/test_distributed.py, a process each: ``python distributed_ranks.py DEVICE RANKS``
-forks them, runs all cases, and prints JSON: case -> what each rank says, "ok" or how it failed.
+forks them, runs all cases, and prints JSON: case -> what each rank says, "ok" or how it failed. Without RANKS: what the
+first of two says of the other's loss.
 """
 
 from __future__ import annotations
@@ -387,11 +388,10 @@ def run(
     return {name: [one.get(name, one.get("start", "not run")) for one in told] for name in cases}
 
 
-def main(device: str, worlds: list[int]) -> dict[str, dict[str, list[str]]]:
-    found = {str(ranks): run(device, ranks, CASES) for ranks in worlds}
-    if device == "cpu":
-        found["alone"] = {f.__name__: run(device, 2, {f.__name__: f}, 1)[f.__name__] for f in (dies, does_not_come)}
-    return found
+def main(device: str, worlds: list[int]) -> dict[str, list[str]]:
+    if not worlds:
+        return {f.__name__: run(device, 2, {f.__name__: f}, killed=1)[f.__name__][:1] for f in (dies, does_not_come)}
+    return {f"{case}, {ranks} ranks": words for ranks in worlds for case, words in run(device, ranks, CASES).items()}
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from kvlab.attention.call.operands import STARTS, TABLE, Operand, Sizes, check_h
 from kvlab.attention.call.planned import PlannedCall
 from kvlab.attention.call.ragged import PrefillCall, check_offsets, longest
 from kvlab.attention.features.intervals import keys_in_table
-from kvlab.attention.features.positions import refuse_places
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu
 from kvlab.attention.mha_decode.call import check_pairs
 from kvlab.common.arrays import add_axis
+from kvlab.common.checks import require
 
 from .config import ragged_problem
 
@@ -43,7 +43,8 @@ class AttendPaged(PlannedCall, PrefillCall):
 
     def check_arguments(self, sizes: Sizes) -> None:
         super().check_arguments(sizes)
-        refuse_places(self.arguments, "over a schedule")
+        padded = self.arguments.get("leftpad_k") is not None
+        require(not padded, "leftpad_k over a schedule", "left out: units follow from the lengths alone")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
         check_pages(caches)
         check_heads(self.q, caches)

@@ -25,6 +25,7 @@ LISTS = {
     "schedule.unit": "FIXED",
     "schedule.overhead": "OVERHEAD",
     "schedule.reach": "REACH",
+    "mask.placed": "PLACED",
     "schedule.rows": "ROWS",
     "schedule.together": "TOGETHER",
 }

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import key_count, key_range, visible_end
+from kvlab.attention.features.intervals import given_positions, key_count, key_range, visible_end
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import head_scale, key_scales, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
@@ -74,6 +74,10 @@ def unit_keys(
     rows = tokens * problem.group
     bottom = num_keys - tokens + (np.minimum(row + BM, rows) - 1) // problem.group
     _, high = key_range(bottom, end, mask.left, mask.right, mask.chunk)
+    if mask.placed:
+        low = np.zeros_like(num_keys)
+        origin = np.zeros_like(num_keys)
+        high = end
     high = np.where(row < rows, high, 0)
     lo = np.maximum((origin + np.maximum(begin, start) - start) * BLOCK, low)
     hi = np.minimum((origin + np.minimum(until, stop) - start) * BLOCK, high)
@@ -85,7 +89,8 @@ def item_length(
 ) -> Array:
     """Key blocks that the ``tile``-th items of sequences have in the list."""
     ROWS, BLOCK = schedule.rows, schedule.block  #- launch
-    origin, last = item_blocks(num_keys, tokens, tile, problem.group, mask.left, mask.right, ROWS, BLOCK)
+    left, right = mask.by_length  #- launch
+    origin, last = item_blocks(num_keys, tokens, tile, problem.group, left, right, ROWS, BLOCK)
     return last - origin
 
 
@@ -128,7 +133,7 @@ def walk(
     o_array, lse_array, part_array, part_lse_array = results  #- launch
     mask, scales, schedule = features.mask, features.scales, config.schedule  #- launch
     BM, BN = config.tiles.BM, config.tiles.BN  #- launch
-    parts = list_parts(schedule.most_items(schedule_problem(problem, mask.left, mask.right)))  #- address
+    parts = list_parts(config.items(problem))  #- address
     starts, sequences, tiles, firsts = (work[at:] for at in parts)  #- address
     lanes, LISTED, most = schedule.lanes(problem.kv_heads), config.lists_items(problem), max(work[2] - 1, 0)  #- launch
     room = config.items(problem)  #- launch
@@ -162,7 +167,10 @@ def walk(
             nth = np.arange(BM, dtype=np.int32)[None]  #- address
             kv_head, row, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, schedule.together)
             is_row = is_row & walks[:, None]  #- programs
-            position = num_keys[:, None] - tokens[:, None] + token  # [P, BM]
+            q_row = q_first[:, None] + token
+            position, lowest, highest = given_positions(  # [P, BM]
+                mask.positions, batch, q_row, is_row, num_keys[:, None] - tokens[:, None] + token, num_keys, num_keys
+            )
             end = visible_end(num_keys, mask.valid, batch)
             start = starts[item] + schedule.overhead
             stop = starts[item + 1]
@@ -174,12 +182,16 @@ def walk(
             lo, hi = unit_keys(
                 num_keys, tokens, tile, row, end, opens, closes, start, stop, mask, problem, schedule
             )
+            if mask.placed:
+                low, _ = key_range(lowest, end, mask.left, mask.right, mask.chunk)
+                _, high = key_range(highest, end, mask.left, mask.right, mask.chunk)
+                lo = np.maximum(lo, low)
+                hi = np.maximum(np.minimum(hi, high), lo)
             hi = np.where(walks, hi, lo)  #- programs
             first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)
             first, limit = np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
             rows = batch, head, token, is_row, first, limit
             cta = decode_cta(arch, config.tiles, k_cache, v_cache, batch, kv_head, (lo, hi), traffic)  #- programs
-            q_row = q_first[:, None] + token
             q, unit = load_rows(cta, q_array, (batch[:, None], q_row, head), is_row, problem.pairs)
             factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
             if problem.pairs:
@@ -327,7 +339,7 @@ def launch(
     scale_log2 = features.scales.factor_log2(scale)
     for i, one in enumerate(config.walks):
         if works is None:
-            listed = schedule_problem(problem, mask.left, mask.right)
+            listed = schedule_problem(problem, *mask.by_length)
             (work,) = make_list(seq_lens, cu_seqlens, problem=listed, config=one.schedule)
         else:
             work = works[i]

@@ -13,6 +13,7 @@ from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.kernel import (
     adjust,
+    given_positions,
     head_scale,
     hide,
     in_pages,
@@ -74,7 +75,8 @@ class WalkSizes(NamedTuple):
 class WalkConstants(NamedTuple):
     """What the walk is compiled for: as ``Constants`` of MHA decode; BLOCK keys of a key block, of which the beginning
     of a unit takes OVERHEAD, of which a team that has no more than REACH does nothing; ROWS of an item, in TOGETHER
-    tiles. LISTED: items are others than the sequences, one each. FIXED: 0, or key blocks of a unit.
+    tiles. PLACED: queries have other places than the last of their sequence. LISTED: items are others than the
+    sequences, one each. FIXED: 0, or key blocks of a unit.
     """
 
     PAGE: int
@@ -89,6 +91,7 @@ class WalkConstants(NamedTuple):
     BN: int
     PTX: bool
     BOUNDED: bool
+    PLACED: bool
     BLOCK: int
     OVERHEAD: int
     REACH: int
@@ -125,7 +128,7 @@ def item_rows(lane, tile, nth, tokens, problem, BM: tl.constexpr, TOGETHER: tl.c
 @triton.jit
 def unit_keys(
     num_keys, tokens, tile, row, end, begin, until, start, stop, numbers, problem, BM: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, BOUNDED: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, BOUNDED: tl.constexpr, PLACED: tl.constexpr = False,
 ):
     """(lo, hi): the keys of the ``tile``-th item of a sequence, whose key blocks have the places ``start ... stop``,
     that a team with the places ``begin ... until`` takes, and that the BM rows from ``row`` on see; none without rows.
@@ -139,6 +142,10 @@ def unit_keys(
     rows = tokens * problem.group
     bottom = num_keys - tokens + (tl.minimum(row + BM, rows) - 1) // problem.group
     _, high = key_range(bottom, end, numbers.left, numbers.right, numbers.chunk)
+    if PLACED:
+        low = 0
+        origin = 0
+        high = end
     high = tl.where(row < rows, high, 0)
     lo = tl.maximum((origin + tl.maximum(begin, start) - start) * BLOCK, low)
     hi = tl.minimum((origin + tl.minimum(until, stop) - start) * BLOCK, high)
@@ -199,7 +206,11 @@ def walk(
         for nth_unit in range(first_unit, last_unit, 1):
             #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
             kv_head, row, token, head, is_row = item_rows(lane, tile, tl.arange(0, BM), tokens, problem, BM, C.TOGETHER)
-            position = num_keys - tokens + token  # [BM]
+            q_row = q_first + token
+            position, lowest, highest = given_positions(  # [BM]
+                features.positions, numbers.positions_batch, batch, q_row, is_row, num_keys - tokens + token, num_keys,
+                num_keys,
+            )
             end = visible_end(num_keys, features.valid, batch)
             start = tl.load(starts_ptr + item) + C.OVERHEAD
             stop = tl.load(starts_ptr + item + 1)
@@ -210,12 +221,16 @@ def walk(
                 closes = opens + size
             lo, hi = unit_keys(
                 num_keys, tokens, tile, row, end, opens, closes, start, stop, numbers, problem, BM, C.BLOCK, C.ROWS,
-                C.BOUNDED,
+                C.BOUNDED, C.PLACED,
             )
+            if C.PLACED:
+                low, _ = key_range(lowest, end, numbers.left, numbers.right, numbers.chunk)
+                _, high = key_range(highest, end, numbers.left, numbers.right, numbers.chunk)
+                lo = tl.maximum(lo, low)
+                hi = tl.maximum(tl.minimum(hi, high), lo)
             first, limit = key_range(position, end, numbers.left, numbers.right, numbers.chunk)
             first, limit = tl.maximum(first, lo), tl.minimum(limit, hi)
             rows = batch, head, token, is_row, first, limit
-            q_row = q_first + token
             q, unit = load_q(
                 q_ptr, (batch * q_strides.batch + q_row * q_strides.token + head * q_strides.head) * C.UNIT,
                 is_row, C.D, C.W0, C.W1, C.PAIRS,
@@ -373,7 +388,7 @@ def launch(
     for i, one in enumerate(config.walks):
         kept = None if again is None else again.setdefault(i, {})
         if works is None:
-            listed = schedule_problem(problem, f.mask.left, f.mask.right)
+            listed = schedule_problem(problem, *f.mask.by_length)
             (work,) = make_list(seq_lens, cu_seqlens, problem=listed, config=one.schedule, again=kept)
         else:
             work = works[i]
@@ -397,15 +412,15 @@ def _launch_walk(
         return
     sizes = WalkSizes(
         problem.group, problem.tokens, problem.max_keys, schedule.lanes(problem.kv_heads), block_table.stride(0),
-        seq_lens.stride(0), *list_parts(one.items(problem)), one.items(problem), f.mask.left, f.mask.right,
+        seq_lens.stride(0), *list_parts(one.items(problem)), one.items(problem), *f.mask.by_length,
     )
     ptx, ragged, listed = compiles_to_ptx(q), problem.ragged, one.lists_items(problem)
     steps = leading_strides(q, ragged=ragged), k.stride()[:-1], v.stride()[:-1], leading_strides(out, ragged=ragged)
     unit, (of_q, of_k, of_v, of_o) = in_units(*steps)
     constants = WalkConstants(
         problem.page_size, problem.pairs, *problem.widths, *tiles.columns, *tiles.v_columns, tiles.BM, tiles.BN, ptx,
-        f.mask.windowed, schedule.block, schedule.overhead, schedule.reach, schedule.rows, schedule.together, listed,
-        schedule.unit, unit,
+        f.mask.windowed, f.mask.placed, schedule.block, schedule.overhead, schedule.reach, schedule.rows,
+        schedule.together, listed, schedule.unit, unit,
     )
     lse_strides = RowStrides(*leading_strides(lse, ragged=ragged))
     first_launch(walk, one.grid(problem), pointers, again)(

@@ -63,7 +63,7 @@ class PlannedCall(Call[Any]):
         machine |= {"batch_invariant": self.batch_invariant}
         if self.schedule is None:
             return function_at(f"{HOME}.config:choose_walks")(problem, longest, **machine)
-        function_at(f"{HOME}.step:check_plan")(self.schedule, problem, features.mask.left, features.mask.right)
+        function_at(f"{HOME}.step:check_plan")(self.schedule, problem, *features.mask.by_length)
         return function_at(f"{HOME}.step:walks_of_plan")(self.schedule, problem, longest, **machine)
 
     def check_values(self) -> None:
@@ -82,7 +82,7 @@ class PlannedCall(Call[Any]):
             return told
         mask, made = self.features.mask, self.schedule
         if made is None:
-            sizes = function_at(f"{HOME}.config:schedule_problem")(self.plan.problem, mask.left, mask.right)
+            sizes = function_at(f"{HOME}.config:schedule_problem")(self.plan.problem, *mask.by_length)
             configs = [walk.schedule for walk in told.config.walks]
             made = function_at(f"{HOME}.step:schedule_of")(configs, sizes, *self.listed())
         return replace(told, schedule=made)

@@ -315,6 +315,16 @@ class MaskPlan:
         return found
 
     @property
+    def by_length(self) -> tuple[int, int]:
+        """Keys that a query sees before and behind the place that lengths give it: no bound where it has another."""
+        return (UNLIMITED, UNLIMITED) if self.placed else (self.left, self.right)
+
+    @property
+    def placed(self) -> bool:
+        """Tells whether queries have other places among the keys than the last, which follow from lengths."""
+        return self.positions is not None
+
+    @property
     def windowed(self) -> bool:
         """Tells whether rows see no keys before some first one (a left bound or chunks), where their tiles may start.
         """

@@ -12,7 +12,6 @@ from kvlab.attention.call.layers import kv_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_heads
 from kvlab.attention.call.planned import HOME, PlannedCall
 from kvlab.attention.features.intervals import host, keys_in_table
-from kvlab.attention.features.positions import refuse_places
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
@@ -58,8 +57,8 @@ class PagedDecode(PlannedCall):
         q, tokens, balanced = self.q, sizes.get("S", 1), self.over_schedule
         fixed = balanced and self.num_splits is not None
         require(not fixed, "num_splits with balanced=True", "left out: units follow from the lengths")
-        if balanced:
-            refuse_places(self.arguments, "with balanced=True")
+        padded = balanced and self.arguments.get("leftpad_k") is not None
+        require(not padded, "leftpad_k with balanced=True", "left out: units follow from the lengths alone")
         most = MAX_TOKENS_BALANCED if balanced else MAX_TOKENS
         require(1 <= tokens <= most, f"q has {tokens} new tokens a sequence", f"1 to {most}")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}

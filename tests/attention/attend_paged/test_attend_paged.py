@@ -29,9 +29,12 @@ def paged(*lens: tuple[int, int], **sizes: Any) -> Case:
     return Case(lens, form="paged", **sizes)
 
 
-def launch_form(x: Inputs, processors: int, unit: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(arrays, arguments) of the launch functions, on so many processors."""
-    _, arrays, options = x.arguments()
+def launch_form(
+    x: Inputs, processors: int, unit: int = 0, q: Any = None, **more: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(arrays, arguments) of the launch functions, on so many processors; ``q``: instead of the case's."""
+    _, arrays, options = x.arguments(**more)
+    arrays = arrays if q is None else (q, *arrays[1:])
     call = attend_paged.planned(*arrays, **options, backend="reference")
     problem = ragged_problem(*call.arrays[:4], call.arrays[5])
     config = choose_walks(problem, call.longest, processors=processors, batch_invariant=unit > 0)
@@ -176,6 +179,30 @@ def test_batch_invariant_lockstep() -> None:
     names = "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens"
     result = lockstep("attend_paged", dict(zip(names, arrays, strict=True)) | named)
     assert result.ok, str(result.first_difference)
+
+
+@pytest.mark.interpreter
+def test_positions_in_lockstep() -> None:
+    """Every output of every step, of tokens anywhere: before their keys, behind them, at the same place."""
+    x = paged((3, 200), (1, 0), (4, 20), heads=(2, 1), D=16, window=70, alibi="head").build()
+    position = np.array([150, -3, 150, 0, 25, 3, 7, 1000])
+    arrays, named = launch_form(x, 2, q_positions=position)
+    names = "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens"
+    result = lockstep("attend_paged", dict(zip(names, arrays, strict=True)) | named)
+    assert result.ok, str(result.first_difference)
+
+
+@pytest.mark.parametrize("unit", [0, 3])
+@pytest.mark.parametrize("case, processors", [MIXED[0], MIXED[4]], ids=str)
+def test_tokens_in_another_order_with_their_positions(case: Case, processors: int, unit: int) -> None:
+    """Law: they have their results in that order, whatever the units."""
+    x = case.build()
+    token = np.concatenate([rows[::-1] for rows in np.split(np.arange(len(x.q)), x.cu_q[1:-1])])
+    new = np.diff(x.cu_q)
+    position = np.repeat(x.seq_lens - new - x.cu_q[:-1], new) + np.arange(len(token))
+    arrays, named = launch_form(x, processors, unit, x.q[token], q_positions=position[token])
+    out, lse = (made[0][np.argsort(token)] for made in emulator.launch(*arrays, **named))
+    assert_accurate(x, out, lse)
 
 
 def test_what_others_have_decides_no_tile_of_a_batch_invariant_call() -> None:

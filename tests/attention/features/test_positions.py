@@ -49,6 +49,31 @@ def test_they_tell_what_is_seen(op: str, backend: str, sight: str) -> None:
     assert_seen_alone(call, *call(backend=backend))
 
 
+SCHEDULED: list[tuple[str, dict[str, Any]]] = [
+    ("attend_paged", {}), ("attend_paged", {"batch_invariant": True}), ("mha_decode_paged", {"balanced": True}),
+]
+
+
+@pytest.mark.parametrize("op, options, sight, backend", [
+    *((*one, sight, "emulator") for one in SCHEDULED for sight in ("causal", "window", "chunked", "parity")),
+    ("attend_paged", {}, "window", "reference"),
+])
+def test_over_a_schedule_they_tell_what_is_seen(op: str, options: dict[str, Any], sight: str, backend: str) -> None:
+    call = PlacedCall(op, sight)
+    assert_seen_alone(call, *call(backend=backend, **options))
+
+
+def test_a_plan_with_positions_is_of_all_keys() -> None:
+    """A plan without bounds serves the call and changes no bit; one of a causal call is refused."""
+    call = PlacedCall("mha_decode_paged")
+    sizes: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "itemsize": 4}
+    whole, causal = (attention.plan(np.array(call.lens), 2, causal=causal, **sizes) for causal in (False, True))
+    for ours, theirs in zip(call(plan=whole), call(balanced=True), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match="plan is of 0 keys seen behind a query's own"):
+        call(plan=causal)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx950"])
 def test_splits_of_16_bits(arch: str) -> None:
     call = PlacedCall("mha_decode_paged", "window", wide=True)
@@ -104,7 +129,6 @@ BAD = [
     ({"q_positions": np.zeros((3, 4), int)[:, ::2]}, "q_positions has strides"),
     ({"q_positions": [[0, 1]] * 3}, "q_positions is a list: must be a NumPy array or torch tensor"),
     ({"q_positions": np.full((3, 2), 1 << 40)}, r"q_positions\[0, 0\] is 1099511627776: must be -536870912 to 53687"),
-    ({"q_positions": np.zeros((3, 2), int), "balanced": True}, "q_positions with balanced=True: must be left out"),
     ({"q_positions": np.zeros((3, 2), int), "backend": "hopper"}, "backend is 'hopper' with q_positions"),
 ]
 

@@ -30,6 +30,8 @@ def as_known(values: dict[str, Any]) -> dict[str, Any]:
     dtypes of NumPy, else torch's. ValueError, naming the first that cannot be taken.
     """
     foreign = {name: value for name, value in values.items() if is_foreign(value)}
+    if not foreign:
+        return values
     devices = {name: int(value.__dlpack_device__()[0]) for name, value in foreign.items()}
     for name, device in devices.items():
         what = f"{name} is a {type(foreign[name]).__name__} on device {device} of DLPack"

@@ -98,3 +98,11 @@ def test_what_cannot_be_taken_is_refused() -> None:
     mixed = call_of("merge_states") | {"lses": good["lses"]}
     with pytest.raises(ValueError, match="lses is a Exported: must be a NumPy array or torch tensor"):
         attention.merge_states(**mixed)
+
+
+def test_a_plan_of_their_lengths() -> None:
+    lengths, starts = np.array([70, 9]), np.array([0, 1, 5])
+    found, expected = (
+        attention.plan(kind(lengths), (kind(starts), 5), q_heads=4, kv_heads=2) for kind in (Exported, np.asarray)
+    )
+    assert (found.units == expected.units).all()

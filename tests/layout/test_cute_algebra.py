@@ -33,6 +33,15 @@ def test_a_left_inverse_gives_a_coordinate_of_the_same_offset():
         assert all(layout(inverse(layout(i))) == layout(i) for i in range(layout.size)), layout
 
 
+def test_strides_that_repeat():
+    """Laws: a nullspace ascends; of modes of one stride the longest that both layouts have is common."""
+    null = kl.nullspace(Layout("(4,8,2):(0,1,0)"))
+    assert [null(i) for i in range(null.size)] == [0, 1, 2, 3, 32, 33, 34, 35]
+    for a, b in (("(3,4):(1,1)", "8:1"), ("(8,2,8):(1,1,12)", "(4,2):(1,1)")):
+        common = kl.max_common_layout(Layout(a), Layout(b))
+        assert common == kl.max_common_layout(Layout(b), Layout(a)) == Layout(min(Layout(a).shape[0], 4), 1)
+
+
 def test_a_nullspace_is_all_of_the_coordinates_of_strides_of_0():
     """Law: its coordinates are at offset 0, and with the offsets they count all coordinates."""
     for layout in LAYOUTS:
@@ -78,6 +87,7 @@ def test_coordinates_of_each_mode():
 
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: kl.append(Layout("(4,8):(8,1)"), EXTRA, 1), "rank is 1: must be at least the 2"),
+    (lambda: kl.append(3), "append of 3: must be a Layout"),
     (lambda: kl.replace(Layout("(4,8):(8,1)"), 2, EXTRA), "index is 2: must be 0 to 1"),
     (lambda: kl.group(Layout("(4,8):(8,1)"), 1, 1), "end is 1: must be past begin 1"),
     (lambda: kl.idx2crd((1, 2, 3), (4, 8)), r"index \(1, 2, 3\) has 3 modes"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.backends import function_at
+from kvlab.attention.call.checks import check_integers
 from kvlab.attention.features.intervals import UNLIMITED, host, window_interval
 from kvlab.attention.machines.gpu import target_of
 from kvlab.attention.mha_decode.config import DecodeProblem
@@ -19,7 +20,8 @@ from kvlab.attention.schedule.config import (
 )
 from kvlab.attention.schedule.schedule import Schedule
 from kvlab.common.arrays import on_gpu, same_place, to_torch
-from kvlab.common.checks import is_integer, require, shown
+from kvlab.common.checks import flag, is_integer, require, shown
+from kvlab.common.dlpack import as_known
 from kvlab.common.torch_here import is_torch
 from kvlab.staging import ceildiv
 
@@ -72,6 +74,10 @@ def plan(
     >>> a.units[a.units["sequence"] == 1]["first"], b.units[b.units["sequence"] == 1]["first"]
     (array([  0, 128, 256, 384, 512], dtype=int32), array([  0, 128, 256, 384, 512], dtype=int32))
     """
+    seq_lens = as_known({"seq_lens": seq_lens})["seq_lens"]
+    if isinstance(new_tokens, tuple) and new_tokens:
+        new_tokens = as_known({"new_tokens": new_tokens[0]})["new_tokens"], *new_tokens[1:]
+    flag("causal", causal), flag("batch_invariant", batch_invariant)
     lengths, starts, total, longest = _step(seq_lens, new_tokens)
     for name, number in (("q_heads", q_heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("itemsize", itemsize)):
         _positive(name, number)
@@ -92,6 +98,7 @@ def plan(
     else:
         taken = [name for name, value in (("programs", programs), ("unit", unit)) if value is not None]
         require(not taken, f"{' and '.join(taken)} beside config", "given in one of the two")
+        require(isinstance(config, ScheduleConfig), f"config is {shown(config)}", "a ScheduleConfig")
         configs = [config]
     return schedule_of(configs, listed, lengths, starts)
 
@@ -117,7 +124,14 @@ def _step(seq_lens: Any, new_tokens: Any) -> tuple[Any, Any, int, int]:
         _positive("total of new_tokens", total)
         require(starts.shape[0] == lengths.shape[0] + 1, f"cu_seqlens_q has shape {tuple(starts.shape)}", "[B + 1]")
         same_place(seq_lens=lengths if is_torch(lengths) else np.asarray(lengths), cu_seqlens_q=starts)
-        longest = total if on_gpu(starts) else min(total, int(np.diff(host(starts)).max(initial=0)))
+        check_integers("cu_seqlens_q", starts)
+        longest = total
+        if not on_gpu(starts):
+            offsets = host(starts).astype(np.int64)
+            new = np.diff(offsets)
+            fits = offsets[0] == 0 and offsets[-1] == total and (new >= 0).all()
+            require(fits, f"cu_seqlens_q is {offsets.tolist()}", f"from 0 to {total}, none less than the one before")
+            longest = int(new.max(initial=0))
         return lengths, starts, int(total), max(int(longest), 1)
     require(not on_gpu(new_tokens), "new_tokens is a tensor on a GPU", "(cu_seqlens_q, total) there")
     tokens = _integers("new_tokens", host(new_tokens) if is_torch(new_tokens) else new_tokens)

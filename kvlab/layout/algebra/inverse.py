@@ -67,17 +67,18 @@ def left_inverse(layout: Layout) -> Layout:
 def nullspace(layout: Layout) -> Layout:
     """The coordinates that the strides of 0 leave at offset 0: ``layout(nullspace(i)) == 0``, in ascending order.
 
-    >>> nullspace(Layout("(4,3,2):(1,0,4)")), nullspace(Layout("(4,8):(8,1)"))
-    (Layout("3:4"), Layout("1:0"))
+    >>> nullspace(Layout("(4,3,2):(1,0,4)")), nullspace(Layout("(4,8):(8,1)")), nullspace(Layout("(4,8,2):(0,1,0)"))
+    (Layout("3:4"), Layout("1:0"), Layout("(4,2):(1,32)"))
     """
     need_layouts("nullspace", layout)
-    leaves = [(s, step) for d, s, step in _by_stride(layout) if d == 0 and s > 1] or [(1, 0)]
-    return _from_leaves(leaves)
+    found = sorted((step, s) for d, s, step in _by_stride(layout) if d == 0 and s > 1)
+    return _from_leaves([(s, step) for step, s in found] or [(1, 0)])
 
 
 def max_common_layout(a: Layout, b: Layout) -> Layout:
     """The longest R with ``a(R(i)) == b(R(i)) == i``: the coordinates at which both have offsets 0, 1, 2, ... What a
-    copy from one to the other may move as one vector.
+    copy from one to the other may move as one vector. Where offsets repeat, the longest modes are taken, at their first
+    coordinates.
 
     >>> max_common_layout(Layout("(4,2,2):(4,1,2)"), Layout("(4,4):(4,1)"))
     Layout("(4,4):(4,1)")
@@ -85,13 +86,13 @@ def max_common_layout(a: Layout, b: Layout) -> Layout:
     Layout("16:1")
     """
     need_layouts("max_common_layout", a, b)
-    steps = {d: (s, step) for d, s, step in _by_stride(a) if d > 0}
-    others = {d: (s, step) for d, s, step in _by_stride(b) if d > 0}
+    extents, others = ({(d, step): s for d, s, step in _by_stride(one) if d > 0 and s > 1} for one in (a, b))
+    both = extents.keys() & others.keys()
     reach, leaves = 1, [(1, 0)]
-    while reach in steps and reach in others and steps[reach][1] == others[reach][1]:
-        extent = min(steps[reach][0], others[reach][0])
-        leaves.append((extent, steps[reach][1]))
-        if steps[reach][0] != others[reach][0]:
+    while steps := [(min(extents[at], others[at]), at) for at in both if at[0] == reach]:
+        extent, at = max(steps)
+        leaves.append((extent, at[1]))
+        if extents[at] != others[at]:
             break
         reach *= extent
     return _from_leaves(leaves)

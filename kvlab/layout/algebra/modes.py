@@ -17,7 +17,8 @@ def append(layout: Layout, mode: Layout = _ONE, rank: int | None = None) -> Layo
     >>> append(Layout("(4,8):(8,1)"), Layout("3:32")), append(Layout("4:2"), rank=3)
     (Layout("(4,8,3):(8,1,32)"), Layout("(4,1,1):(2,0,0)"))
     """
-    return make_layout(*layout.modes, *_repeated("append", layout, mode, rank))
+    modes = _repeated("append", layout, mode, rank)
+    return make_layout(*layout.modes, *modes)
 
 
 def prepend(layout: Layout, mode: Layout = _ONE, rank: int | None = None) -> Layout:

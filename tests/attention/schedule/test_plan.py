@@ -167,6 +167,10 @@ def test_batch_invariant_units_have_2048_keys_and_a_sequence_at_most_64() -> Non
     ({"window": 0}, "window is 0"),
     ({"unit": 4, "config": ScheduleConfig(4)}, "unit beside config"),
     ({"seq_lens": [10**9] * 40}, "the cost of seq_lens is"),
+    ({"new_tokens": (np.array([0, 3]), 4)}, r"cu_seqlens_q is \[0, 3\]: must be from 0 to 4"),
+    ({"new_tokens": (np.array([0.0, 4]), 4)}, "cu_seqlens_q has dtype float64"),
+    ({"causal": None}, "causal is None: must be True or False"),
+    ({"config": 3}, "config is 3: must be a ScheduleConfig"),
 ])
 def test_bad_input(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -18,6 +18,7 @@ from kvlab.attention.call.operands import TABLE, Operand, Sizes
 from kvlab.attention.call.planned import HOME
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.positions import refuse_places
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated, choose
@@ -25,6 +26,7 @@ from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.common.arrays import add_axis, dtype_of, element_strides, on_gpu
 from kvlab.common.checks import require, shown
+from kvlab.common.torch_here import is_torch
 from kvlab.triton_support.versions import holds_wgmma_rows
 
 from .config import MLADecodeProblem, MLAInputs, choose_config
@@ -125,6 +127,16 @@ class MLADecode(Call[Any]):
         self.row_scales = row_scales(self.kv_cache, self.v_dim, q.shape[-1] - self.v_dim, self.kv_layout)
         self.arrays, latent = self.inputs[:5], windows[0][:, :, None]
         self.features = self.resolve(q, latent, latent, batch=q.shape[0], lengths=self.lengths)
+
+    def resolved(self, q: Any, k: Any, v: Any, asked: dict[str, Any], *, batch: int, lengths: Any) -> Features:
+        if self.indices is not None and self.q.ndim == 4:
+            shape, tokens = (int(self.q.shape[0]), 1), int(self.q.shape[1])
+            for name in ("q_scale", "k_scale"):  # of sequences, whose tokens are sequences to the siblings
+                scale: Any = asked.get(name)
+                if tokens > 1 and tuple(getattr(scale, "shape", ())) == shape:
+                    repeat = scale.repeat_interleave if is_torch(scale) else scale.repeat
+                    asked[name] = repeat(tokens, 0)
+        return super().resolved(q, k, v, asked, batch=batch, lengths=lengths)
 
     def lengths(self) -> tuple[Any, Any]:
         """New tokens and keys of each sequence."""

@@ -17,8 +17,9 @@ from yardsticks import assert_accurate, bits
 from kvlab.attention import mla_decode, mla_decode_paged
 from kvlab.attention.mla_decode import kernel
 from kvlab.cache import PagedKVCache, PagedKVCacheCollection
-from kvlab.common.arrays import to_torch
+from kvlab.common.arrays import to_numpy, to_torch
 from kvlab.hardware import TMAGather4Tile
+from kvlab.memory import float8_e4m3fn
 from kvlab.staging import Hazard, Traffic
 from kvlab.staging.nvidia.gather4_cta import Gather4CTA
 
@@ -143,6 +144,26 @@ def test_bad_arguments(name: str) -> None:
     with pytest.raises(ValueError, match=message):
         mla_decode_paged(q, kv, out=out, **arguments)
     assert (out == 7).all()
+
+
+def test_scales_of_sequences_are_those_of_their_tokens() -> None:
+    """Law: each sequence alone, with its numbers, has the same values."""
+    rng = np.random.default_rng(4)
+    shapes = (2, 3, 2, 80), (3, 8, 80)
+    q, kv = (rng.standard_normal(shape).astype(np.float32).astype(float8_e4m3fn) for shape in shapes)
+    slots = rng.integers(0, 24, (2, 3, 9))
+    scales = {"q_scale": np.array([[0.5], [3]], np.float32), "k_scale": np.array([[2], [0.25]], np.float32)}
+    named: dict[str, Any] = {"v_dim": 64, "scale": 0.2, "backend": "reference"}
+    alone = [
+        mla_decode_paged(q[b : b + 1], kv, indices=slots[b : b + 1], **named, **{n: x[b, 0] for n, x in scales.items()})
+        for b in (0, 1)
+    ]
+    found = mla_decode_paged(q, kv, indices=slots, **named, **scales)
+    assert bits(found) == bits(np.concatenate(alone))
+    tensors = {n: to_torch(x) for n, x in scales.items()}
+    for _ in range(2):  # the second call is of the first one's kind
+        again = mla_decode_paged(to_torch(q), to_torch(kv), indices=to_torch(slots), **named, **tensors)
+        assert bits(to_numpy(again)) == bits(found)
 
 
 def test_rows_that_gather4_does_not_take() -> None:

@@ -39,9 +39,9 @@ def attend_paged(
     scale        of the scores, ``1 / sqrt(D)`` by default
     mask         None, or a mask of :mod:`kvlab.attention.masks`, as of ``mha_prefill_paged``
     window       None; with causal a number of keys, the query's own among them; or ``(left, right)``
-    leftpad_k    refused: units follow from the lengths alone
-    q_positions  None, or integers ``[total]``: the position of each new token, as of ``mha_prefill_paged``. The list
-                 then has all keys of a sequence: a plan is one with ``causal=False`` and no window
+    leftpad_k    None, or integers ``[B]``: keys before the first valid one of each, as of ``mha_prefill_paged``
+    q_positions  None, or integers ``[total]``: the position of each new token, as of ``mha_prefill_paged``. With either
+                 the list has all keys of a sequence: a plan is one with ``causal=False`` and no window
     {features:13}
     return_lse   return ``(out, lse)`` with lse ``[total, Hq]``, natural log (base2: that of 2), float32
     out          where to write the output ``[total, Hq, Dv]`` of q's dtype (bfloat16 for e4m3); a new array by default.

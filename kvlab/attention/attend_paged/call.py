@@ -17,7 +17,6 @@ from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu
 from kvlab.attention.mha_decode.call import check_pairs
 from kvlab.common.arrays import add_axis
-from kvlab.common.checks import require
 
 from .config import ragged_problem
 
@@ -43,8 +42,6 @@ class AttendPaged(PlannedCall, PrefillCall):
 
     def check_arguments(self, sizes: Sizes) -> None:
         super().check_arguments(sizes)
-        padded = self.arguments.get("leftpad_k") is not None
-        require(not padded, "leftpad_k over a schedule", "left out: units follow from the lengths alone")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
         check_pages(caches)
         check_heads(self.q, caches)
@@ -82,7 +79,8 @@ class AttendPaged(PlannedCall, PrefillCall):
 
     def check_values(self) -> None:
         check_offsets("cu_seqlens_q", self.cu_seqlens_q, self.q, self.longest)
-        check_lengths_and_pages(self.seq_lens, self.block_table, *kv_view(self.k_cache, self.kv_layout).shape[:2])
+        pages, page_size = kv_view(self.k_cache, self.kv_layout).shape[:2]
+        check_lengths_and_pages(self.seq_lens, self.block_table, pages, page_size, self.arguments.get("leftpad_k"))
         super().check_values()
 
     def named(self) -> dict[str, Any]:

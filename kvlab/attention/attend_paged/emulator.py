@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import given_positions, key_count, key_range, visible_end
+from kvlab.attention.features.intervals import given_positions, key_count, key_range, padding, visible_end
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import head_scale, key_scales, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
@@ -160,6 +160,8 @@ def walk(
             first_unit, last_unit, size = team_units(
                 blocks, starts[item], begin, until, schedule.overhead, schedule.unit
             )
+        pad = padding(num_keys, mask.leftpad, batch)
+        num_keys = num_keys - pad
         last_unit = np.where(walks, last_unit, first_unit)  #- programs
         for nth_unit in ragged_range(first_unit, last_unit, 1):
             #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
@@ -168,8 +170,10 @@ def walk(
             kv_head, row, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, schedule.together)
             is_row = is_row & walks[:, None]  #- programs
             q_row = q_first[:, None] + token
+            top = num_keys - tokens + row // problem.group
+            bottom = num_keys - tokens + (np.minimum(row + BM, tokens * problem.group) - 1) // problem.group
             position, lowest, highest = given_positions(  # [P, BM]
-                mask.positions, batch, q_row, is_row, num_keys[:, None] - tokens[:, None] + token, num_keys, num_keys
+                mask.positions, batch, q_row, is_row, num_keys[:, None] - tokens[:, None] + token, top, bottom
             )
             end = visible_end(num_keys, mask.valid, batch)
             start = starts[item] + schedule.overhead
@@ -191,7 +195,8 @@ def walk(
             first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)
             first, limit = np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
             rows = batch, head, token, is_row, first, limit
-            cta = decode_cta(arch, config.tiles, k_cache, v_cache, batch, kv_head, (lo, hi), traffic)  #- programs
+            where = lo + pad, hi + pad  #- programs
+            cta = decode_cta(arch, config.tiles, k_cache, v_cache, batch, kv_head, where, traffic)  #- programs
             q, unit = load_rows(cta, q_array, (batch[:, None], q_row, head), is_row, problem.pairs)
             factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
             if problem.pairs:
@@ -203,7 +208,7 @@ def walk(
                 active = at < hi  #- programs
                 key = at[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
                 exists = key < hi[:, None]
-                page, slot = in_pages(k_cache, batch[:, None], key, exists)
+                page, slot = in_pages(k_cache, batch[:, None], key + pad[:, None], exists)
                 k = cta.load_k(active)
                 #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
                 s = cta.scores(q, k, active)

@@ -21,6 +21,7 @@ from kvlab.attention.features.kernel import (
     key_range,
     key_scales,
     log_sum,
+    padding,
     row_count,
     row_terms,
     scale_weights,
@@ -75,7 +76,7 @@ class WalkSizes(NamedTuple):
 class WalkConstants(NamedTuple):
     """What the walk is compiled for: as ``Constants`` of MHA decode; BLOCK keys of a key block, of which the beginning
     of a unit takes OVERHEAD, of which a team that has no more than REACH does nothing; ROWS of an item, in TOGETHER
-    tiles. PLACED: queries have other places than the last of their sequence. LISTED: items are others than the
+    tiles. PLACED: queries and keys have places that lengths do not tell. LISTED: items are others than the
     sequences, one each. FIXED: 0, or key blocks of a unit.
     """
 
@@ -203,13 +204,17 @@ def walk(
             first_unit, last_unit, size = team_units(
                 blocks, tl.load(starts_ptr + item), begin, until, C.OVERHEAD, C.FIXED
             )
+        pad = padding(num_keys, features.leftpad, batch)
+        num_keys = num_keys - pad
         for nth_unit in range(first_unit, last_unit, 1):
             #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
             kv_head, row, token, head, is_row = item_rows(lane, tile, tl.arange(0, BM), tokens, problem, BM, C.TOGETHER)
             q_row = q_first + token
+            top = num_keys - tokens + row // problem.group
+            bottom = num_keys - tokens + (tl.minimum(row + BM, tokens * problem.group) - 1) // problem.group
             position, lowest, highest = given_positions(  # [BM]
-                features.positions, numbers.positions_batch, batch, q_row, is_row, num_keys - tokens + token, num_keys,
-                num_keys,
+                features.positions, numbers.positions_batch, batch, q_row, is_row, num_keys - tokens + token, top,
+                bottom,
             )
             end = visible_end(num_keys, features.valid, batch)
             start = tl.load(starts_ptr + item) + C.OVERHEAD
@@ -244,7 +249,7 @@ def walk(
                 #: load_k -> k    the K tile of these pages, DRAM -> shared memory
                 key = at + tl.arange(0, BN)
                 exists = key < hi
-                page, slot = in_pages(table_ptr + batch * problem.table_batch, key, exists, C.PAGE)
+                page, slot = in_pages(table_ptr + batch * problem.table_batch, key + pad, exists, C.PAGE)
                 k = load_k(
                     k_ptr + kv_head * k_strides.head * C.UNIT,
                     (page * k_strides.page + slot * k_strides.token) * C.UNIT, exists, C.D, C.W0, C.W1,

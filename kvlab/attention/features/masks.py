@@ -321,8 +321,8 @@ class MaskPlan:
 
     @property
     def placed(self) -> bool:
-        """Tells whether queries have other places among the keys than the last, which follow from lengths."""
-        return self.positions is not None
+        """Tells whether queries have other places among the keys than the last, or keys others than from 0 on."""
+        return self.positions is not None or self.leftpad is not None
 
     @property
     def windowed(self) -> bool:

@@ -57,8 +57,6 @@ class PagedDecode(PlannedCall):
         q, tokens, balanced = self.q, sizes.get("S", 1), self.over_schedule
         fixed = balanced and self.num_splits is not None
         require(not fixed, "num_splits with balanced=True", "left out: units follow from the lengths")
-        padded = balanced and self.arguments.get("leftpad_k") is not None
-        require(not padded, "leftpad_k with balanced=True", "left out: units follow from the lengths alone")
         most = MAX_TOKENS_BALANCED if balanced else MAX_TOKENS
         require(1 <= tokens <= most, f"q has {tokens} new tokens a sequence", f"1 to {most}")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}

@@ -183,10 +183,12 @@ def test_batch_invariant_lockstep() -> None:
 
 @pytest.mark.interpreter
 def test_positions_in_lockstep() -> None:
-    """Every output of every step, of tokens anywhere: before their keys, behind them, at the same place."""
+    """Every output of every step, of tokens anywhere: before their keys, behind them, at the same place; of keys behind
+    padding.
+    """
     x = paged((3, 200), (1, 0), (4, 20), heads=(2, 1), D=16, window=70, alibi="head").build()
     position = np.array([150, -3, 150, 0, 25, 3, 7, 1000])
-    arrays, named = launch_form(x, 2, q_positions=position)
+    arrays, named = launch_form(x, 2, q_positions=position, leftpad_k=np.array([37, 0, 3]))
     names = "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens"
     result = lockstep("attend_paged", dict(zip(names, arrays, strict=True)) | named)
     assert result.ok, str(result.first_difference)

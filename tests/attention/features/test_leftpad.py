@@ -68,6 +68,16 @@ def test_keys_behind_it_alone_have_weight(op: str, backend: str, sight: str) -> 
     assert_seen_alone(call, *call(backend=backend))
 
 
+@pytest.mark.parametrize("sight", ["causal", "window", "bias", "chunked"])
+@pytest.mark.parametrize("op, options", [
+    ("attend_paged", {}), ("attend_paged", {"batch_invariant": True}), ("mha_decode_paged", {"balanced": True}),
+    ("attend_paged", {"backend": "reference"}),
+])
+def test_over_a_schedule_they_alone_have_weight(op: str, options: dict[str, Any], sight: str) -> None:
+    call = PaddedCall(op, sight)
+    assert_seen_alone(call, *call(**options))
+
+
 @pytest.mark.parametrize("op", ["mha_decode_paged", "mla_decode_paged"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx950"])
 def test_splits_of_16_bits(op: str, arch: str) -> None:
@@ -82,7 +92,8 @@ def test_positions_of_masks_count_from_the_first_valid_key(op: str) -> None:
     assert_seen_alone(call, *call(backend="emulator"))
 
 
-def test_alibi_and_scales_of_tokens_are_those_of_the_keys() -> None:
+@pytest.mark.parametrize("how", [{"num_splits": 1}, {"balanced": True}], ids=str)
+def test_alibi_and_scales_of_tokens_are_those_of_the_keys(how: dict[str, Any]) -> None:
     """Law: a sequence in pages has the bits that it has where its padding is cut off."""
     from kvlab.memory import bfloat16, float8_e4m3fn
 
@@ -91,7 +102,7 @@ def test_alibi_and_scales_of_tokens_are_those_of_the_keys() -> None:
     q, table = rng.standard_normal((2, 4, 64)).astype(bfloat16), np.array([[6, 1, 3], [2, 7, 0]])
     named: dict[str, Any] = {
         "alibi_slopes": rng.random((2, 4)).astype(np.float32), "k_scale": rng.random(k.shape[:3]).astype(np.float32),
-        "v_scale": rng.random(k.shape[:3]).astype(np.float32), "return_lse": True, "num_splits": 1,
+        "v_scale": rng.random(k.shape[:3]).astype(np.float32), "return_lse": True, **how,
     }
     lens, pad = np.array([40, 33]), np.array([PAGE, 2 * PAGE])
     cut = np.array([[1, 3, 3], [0, 0, 0]])
@@ -128,7 +139,6 @@ BAD = [
     ({"leftpad_k": np.arange(6)[::2]}, "leftpad_k is strided: must be contiguous"),
     ({"leftpad_k": [1, 2, 3]}, "leftpad_k is a list: must be a NumPy array or torch tensor"),
     ({"leftpad_k": np.array([1, -2, 3])}, r"leftpad_k\[1\] is -2: must be a number of keys, at least 0"),
-    ({"leftpad_k": np.array([1, 2, 3]), "balanced": True}, "leftpad_k with balanced=True: must be left out"),
     ({"leftpad_k": np.array([1, 2, 3]), "backend": "hopper"}, "backend is 'hopper' with leftpad_k"),
 ]
 

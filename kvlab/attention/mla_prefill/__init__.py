@@ -117,7 +117,7 @@ def mla_prefill_paged(
     >>> mla_prefill_paged(*arguments, latent_dim=100)
     Traceback (most recent call last):
         ...
-    ValueError: kv_cache has rows of 160 float32: must be 132, or 164 bytes of float8_e4m3fn whose rope part is bfloat16
+    ValueError: kv_cache has rows of 160 float32: must be 132, or 164 bytes of float8_e4m3fn or uint8
     """
     arrays = {"q": q, "k": k, "v": v, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
     return PagedMLAPrefill(**arrays, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **options)

@@ -164,6 +164,7 @@ class Schedule(Drawn):
     def units(self) -> Array:
         """All units as a structured array, program after program, each in the order in which it is done.
 
+        >>> from kvlab.attention import plan
         >>> for unit in plan([900, 40], q_heads=1, kv_heads=1, programs=3).units:
         ...     print(dict(zip(UNIT.names, unit.tolist())))
         {'program': 0, 'sequence': 0, 'kv_head': 0, 'tile': 0, 'first': 0, 'last': 19, 'slot': 1}
@@ -204,6 +205,7 @@ class Schedule(Drawn):
     def order_of(self, sequence: int, tile: int = 0) -> Array:
         """The slots of the partial results of a tile in the order in which they are merged; none of a whole one.
 
+        >>> from kvlab.attention import plan
         >>> plan([4096], q_heads=2, kv_heads=1, programs=3).order_of(0)
         array([1, 2, 4])
         """

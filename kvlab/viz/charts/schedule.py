@@ -63,12 +63,12 @@ def draw_schedule(schedule: SharedWork, *, title: str | None = None, caption: st
     canvas, y, walks = Canvas(), 0.0, _walks(schedule)
     if not walks:
         raise ValueError("schedule has no unit: must have a sequence with a key to be drawn")
-    titles = []
+    told = []
     for walk in walks:
         y, ends = _walk(canvas, y, walk, f", tiles of {walk.config.BM} rows" if walks[1:] else "")
-        titles.append(_title(walk, ends))
+        told.append(ends)
     _legend(canvas, y - APART + 10, walks)
-    return canvas.picture(title or "; ".join(titles), caption or _CAPTION)
+    return canvas.picture(title or _title(walks, told), caption or _CAPTION)
 
 
 def _walks(schedule: SharedWork | None) -> list[SharedWork]:
@@ -205,8 +205,10 @@ def _legend(canvas: Canvas, y: float, walks: list[SharedWork]) -> None:
     canvas.extend(WIDTH, bottom + 16)
 
 
-def _title(schedule: SharedWork, ends: list[Array]) -> str:
-    alone, shared = (until.max() / until.mean() for until in ends)
-    count = int((schedule.tokens > 0).sum())
-    return (f"{count} sequence{'s' * (count > 1)} on {schedule.programs} programs: the busiest does {shared:.2f} "
-            f"of the mean; with a tile each, {alone:.2f}")
+def _title(walks: list[SharedWork], told: list[list[Array]]) -> str:
+    alone, shared = (
+        " and ".join(f"{ends[which].max() / ends[which].mean():.2f}" for ends in told) for which in range(2)
+    )
+    count = sum(int((walk.tokens > 0).sum()) for walk in walks)
+    where = f" on {walks[0].programs} programs: the busiest does" if not walks[1:] else " in two walks: the busiest do"
+    return f"{count} sequence{'s' * (count > 1)}{where} {shared} of the mean; with a tile each, {alone}"

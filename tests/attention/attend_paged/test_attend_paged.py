@@ -66,6 +66,7 @@ def test_emulated(case: Case, processors: int) -> None:
     assert_accurate(x, out[0], lse[0])
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 @pytest.mark.parametrize("case, processors", [MIXED[i] for i in (0, 1, 3, 4, 8)], ids=str)
 def test_interpreted(case: Case, processors: int) -> None:

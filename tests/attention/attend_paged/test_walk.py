@@ -125,6 +125,7 @@ def test_the_lengths_fix_the_order_of_sums() -> None:
     assert bits(changed[1:]) == bits(one[0][1:])
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 @pytest.mark.parametrize("backend", ["emulator", "triton", "reference"])
 def test_the_public_call(backend: str) -> None:

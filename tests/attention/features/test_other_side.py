@@ -41,7 +41,9 @@ def test_seen_keys_alone_have_weight(op: str, backend: str, sight: str) -> None:
     assert_seen_alone(call, *call(backend=backend))
 
 
-@pytest.mark.parametrize("backend", ["emulator", pytest.param("triton", marks=pytest.mark.interpreter)])
+@pytest.mark.parametrize(
+    "backend", ["emulator", pytest.param("triton", marks=[pytest.mark.interpreter, pytest.mark.slow])]
+)
 @pytest.mark.parametrize("sight", BOUNDS)
 def test_balanced(sight: str, backend: str) -> None:
     call = BandCall("mha_decode_paged", sight)

@@ -62,7 +62,10 @@ def test_hopper(name: str) -> None:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("name", [*ATTENTION, "balanced"])
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow][: name in ("attend_paged", "balanced")])
+    for name in (*ATTENTION, "balanced")
+])  # fmt: skip
 def test_the_kernels(name: str) -> None:
     """Beside the reference; results are of bfloat16, P of e4m3."""
     how = {"balanced": True} if name == "balanced" else {}

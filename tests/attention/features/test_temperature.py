@@ -57,7 +57,10 @@ def test_it_multiplies_the_scores(name: str, beside: str, backend: str) -> None:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("name", [name for name in ATTENTION if name.endswith(("paged", "ragged", "prefill"))])
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow][: name == "attend_paged"])
+    for name in ATTENTION if name.endswith(("paged", "ragged", "prefill"))
+])  # fmt: skip
 def test_the_kernels(name: str) -> None:
     call, given = getattr(attention, name), asked(name, "all", 3)
     exact = call(**given | {"q": given["q"] * TEMPERATURE[:, None]}, backend="reference", return_lse=True)

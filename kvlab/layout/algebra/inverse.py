@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvlab.layout.algebra.checked import need_layouts
 from kvlab.layout.algebra.int_tuple import flatten
 from kvlab.layout.algebra.layout import Layout, unchecked
-from kvlab.layout.algebra.operations import merged
+from kvlab.layout.algebra.operations import coalesce, merged
 from kvlab.layout.algebra.systems import Rule, check_rule
 
 
@@ -109,8 +109,7 @@ def max_common_vector(a: Layout, b: Layout) -> int:
 
 def _from_leaves(leaves: list[tuple[int, int]]) -> Layout:
     """A coalesced layout of (shape, stride) leaves."""
-    shapes, strides = merged(tuple(s for s, _ in leaves), tuple(d for _, d in leaves))
-    return unchecked(shapes[0], strides[0]) if len(shapes) == 1 else unchecked(tuple(shapes), tuple(strides))
+    return coalesce(unchecked(tuple(s for s, _ in leaves), tuple(d for _, d in leaves)))
 
 
 def _by_stride(layout: Layout) -> list[tuple[int, int, int]]:

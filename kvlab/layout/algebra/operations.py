@@ -201,8 +201,7 @@ def complement(layout: Layout, size: IntTuple = 1) -> Layout:
         strides.append(stride)
         stride *= left
         spanned = -(-spanned // extent) if extent else spanned
-    shapes, strides = merged(tuple(shapes), tuple(strides))
-    return unchecked(shapes[0], strides[0]) if len(shapes) == 1 else unchecked(tuple(shapes), tuple(strides))
+    return coalesce(unchecked(tuple(shapes), tuple(strides)))
 
 
 def is_exact(layout: Layout) -> bool:

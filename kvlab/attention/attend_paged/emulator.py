@@ -33,6 +33,20 @@ from .config import AttendProblem, Walk, WalkConfig, ragged_problem, schedule_pr
 Array = np.ndarray[Any, Any]
 
 
+def team_items(
+    work: Array, starts: Array, firsts: Array, team: Array, REACH: int
+) -> tuple[Array, Array, Array, Array]:
+    """(begin, until, first, last) ``[P]``: the places of each team, and the items ``first ... last`` that lie there;
+    one of which it has no more than REACH places is left to the next team.
+    """
+    share = work[0]
+    begin = team * share
+    until = np.minimum(begin + share, work[1])
+    first = firsts[team]
+    last = firsts[team + 1]
+    return begin, until, first, last + (starts[last] + REACH < until).astype(np.int32)
+
+
 def item_of(sequences: Array, tiles: Array, item: Array, LISTED: bool) -> tuple[Array, Array]:
     """(batch, tile): the sequence of each item, 64 bits, and which of its items it is."""
     batch, tile = item.astype(np.int64), np.zeros_like(item)
@@ -139,12 +153,7 @@ def walk(
     room = config.items(problem)  #- launch
     (program,) = program_ids(config.grid(problem))  # [P]
     team = program // lanes
-    share = work[0]
-    begin = team * share
-    until = np.minimum(begin + share, work[1])
-    first_item = firsts[team]
-    next_item = firsts[team + 1]
-    last_item = next_item + (starts[next_item] + schedule.reach < until).astype(np.int32)
+    begin, until, first_item, last_item = team_items(work, starts, firsts, team, schedule.reach)
     for item in ragged_range(first_item, last_item, 1):
         #: item -> num_keys, q_first, tokens, first_unit, last_unit    its rows, and the units of it that the team does
         walks = item < last_item  #- programs

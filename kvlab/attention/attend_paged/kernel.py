@@ -104,6 +104,19 @@ class WalkConstants(NamedTuple):
 
 
 @triton.jit
+def team_items(list_ptr, starts_ptr, firsts_ptr, team, REACH: tl.constexpr):
+    """(begin, until, first, last): the places of a team, and the items ``first ... last`` that lie there; one of which
+    it has no more than REACH places is left to the next team.
+    """
+    share = tl.load(list_ptr)
+    begin = team * share
+    until = tl.minimum(begin + share, tl.load(list_ptr + 1))
+    first = tl.load(firsts_ptr + team)
+    last = tl.load(firsts_ptr + team + 1)
+    return begin, until, first, last + (tl.load(starts_ptr + last) + REACH < until).to(tl.int32)
+
+
+@triton.jit
 def item_of(sequences_ptr, tiles_ptr, item, LISTED: tl.constexpr):
     """(batch, tile): the sequence of an item, 64 bits, and which of its items it is."""
     batch, tile = tl.cast(item, tl.int64), 0
@@ -184,12 +197,7 @@ def walk(
     starts_ptr, firsts_ptr = list_ptr + problem.starts, list_ptr + problem.firsts  #- address
     program = tl.program_id(0)
     team = program // problem.lanes
-    share = tl.load(list_ptr)
-    begin = team * share
-    until = tl.minimum(begin + share, tl.load(list_ptr + 1))
-    first_item = tl.load(firsts_ptr + team)
-    next_item = tl.load(firsts_ptr + team + 1)
-    last_item = next_item + (tl.load(starts_ptr + next_item) + C.REACH < until).to(tl.int32)
+    begin, until, first_item, last_item = team_items(list_ptr, starts_ptr, firsts_ptr, team, C.REACH)
     for item in tl.range(first_item, last_item, 1, disable_licm=True):  # what is hoisted takes registers
         #: item -> num_keys, q_first, tokens, first_unit, last_unit    its rows, and the units of it that the team does
         batch, tile = item_of(list_ptr + problem.sequences, list_ptr + problem.tiles, item, C.LISTED)

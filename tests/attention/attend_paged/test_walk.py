@@ -209,7 +209,7 @@ def test_the_twins_mirror_each_other() -> None:
 
 
 @pytest.mark.parametrize("twin, old, new", [
-    ("walk", "+ C.REACH < until", "+ C.REACH <= until"),
+    ("walk", "+ REACH < until", "+ REACH <= until"),
     ("walk", "(opens <= start) & (stop <= closes)", "(opens <= start) | (stop <= closes)"),
     ("walk", "opens = nth_unit * size", "opens = nth_unit * BM"),
     ("walk", "tl.maximum(until - place, 0)", "tl.maximum(until - begin, 0)"),

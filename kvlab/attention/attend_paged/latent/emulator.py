@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.attend_paged.config import schedule_problem
-from kvlab.attention.attend_paged.emulator import WalkLists, WalkResults, item_of, item_rows, join, unit_keys
+from kvlab.attention.attend_paged.emulator import (
+    WalkLists,
+    WalkResults,
+    item_of,
+    item_rows,
+    join,
+    team_items,
+    unit_keys,
+)
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import key_count, key_range, visible_end
 from kvlab.attention.features.resolve import Features
@@ -46,12 +54,7 @@ def walk(
     dram = Memory.over(q_array, name="q")  #- address
     (program,) = program_ids(config.grid(sizes))  # [P]
     team = program // lanes
-    share = work[0]
-    begin = team * share
-    until = np.minimum(begin + share, work[1])
-    first_item = firsts[team]
-    next_item = firsts[team + 1]
-    last_item = next_item + (starts[next_item] + schedule.overhead < until).astype(np.int32)
+    begin, until, first_item, last_item = team_items(work, starts, firsts, team, schedule.overhead)
     for item in ragged_range(first_item, last_item, 1):
         #: setup -> q, q_rope, lo, hi, first, limit    a unit's rows, their keys, those of the unit, the query tile
         walks = item < last_item  #- programs

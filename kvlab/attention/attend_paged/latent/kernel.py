@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.attend_paged.config import schedule_problem
-from kvlab.attention.attend_paged.kernel import WalkSizes, item_of, item_rows, join, unit_keys
+from kvlab.attention.attend_paged.kernel import WalkSizes, item_of, item_rows, join, team_items, unit_keys
 from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.kernel import (
@@ -79,12 +79,7 @@ def walk(
     firsts_ptr = list_ptr + problem.firsts  #- address
     program = tl.program_id(0)
     team = program // problem.lanes
-    share = tl.load(list_ptr)
-    begin = team * share
-    until = tl.minimum(begin + share, tl.load(list_ptr + 1))
-    first_item = tl.load(firsts_ptr + team)
-    next_item = tl.load(firsts_ptr + team + 1)
-    last_item = next_item + (tl.load(starts_ptr + next_item) + C.OVERHEAD < until).to(tl.int32)
+    begin, until, first_item, last_item = team_items(list_ptr, starts_ptr, firsts_ptr, team, C.OVERHEAD)
     for item in tl.range(first_item, last_item, 1, disable_licm=True):  # what is hoisted takes registers
         #: setup -> q, q_rope, lo, hi, first, limit    a unit's rows, their keys, those of the unit, the query tile
         batch, tile = item_of(sequences_ptr, tiles_ptr, item, C.LISTED)

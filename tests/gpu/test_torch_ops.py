@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from opchecks import assert_opcheck
 from operation_calls import OPERATIONS, call_of
 
 from kvlab import attention
@@ -25,13 +26,7 @@ def on_gpu(array: Any) -> torch.Tensor:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_opcheck(operation: str) -> None:
     """Fake results have the strides of those of kernels, too."""
-    arguments, operator = call_of(operation, on_gpu), torch_ops.OPERATORS[operation]
-    out = arguments.pop("out", None)
-    values = operator.carried((), arguments)
-    assert values is not None
-    torch.library.opcheck(operator.functional, (), values)
-    if operator.writing is not None:
-        torch.library.opcheck(operator.writing, (), values | {"out": out})
+    assert_opcheck(operation, call_of(operation, on_gpu))
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])

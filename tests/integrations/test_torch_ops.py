@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from opchecks import assert_opcheck
 from operation_calls import OPERATIONS, call_of
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -98,13 +99,7 @@ def test_compiled(operation: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_opcheck(operation: str) -> None:
-    arguments, operator = good_call(operation), torch_ops.OPERATORS[operation]
-    out = arguments.pop("out", None)
-    values = operator.carried((), arguments)
-    assert values is not None
-    torch.library.opcheck(operator.functional, (), values)
-    if operator.writing is not None:
-        torch.library.opcheck(operator.writing, (), values | {"out": out})
+    assert_opcheck(operation, good_call(operation))
 
 
 def test_every_keyword_is_carried() -> None:

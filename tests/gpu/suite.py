@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
+#: Where tests marked gpu are: to collect from all of tests/ takes longer than to run some of them.
+ROOMS = ("tests/gpu", "tests/integrations", "tests/triton_support/test_interpreter_gpu.py")
 
 
 def summary(junit: Path) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def main() -> NoReturn:
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder, "junit.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-n", str(options.n), "--dist", "worksteal"]
-        command += ["--tb=short", "-p", "no:cacheprovider", f"--junitxml={junit}", "tests/gpu"]
+        command += ["--tb=short", "-p", "no:cacheprovider", f"--junitxml={junit}", *ROOMS]
         status = subprocess.run(command, cwd=ROOT).returncode
         if not junit.exists():
             sys.exit(f"pytest wrote no report, exit status {status}")

@@ -116,7 +116,7 @@ def test_a_graph_of_a_plan_and_layers_is_replayed_with_other_lengths() -> None:
     rows = 206
     q = torch.empty((rows, 8, 128), dtype=torch.bfloat16, device="cuda")
     k, v = (torch.zeros(x.shape, dtype=torch.bfloat16, device="cuda") for x in (widest.k, widest.v))
-    table = torch.zeros((5, 250), dtype=torch.int32, device="cuda")
+    table = torch.zeros((5, 256), dtype=torch.int32, device="cuda")
     lens, starts = (torch.zeros(n, dtype=torch.int32, device="cuda") for n in (5, 6))
     out = torch.empty_like(q)
 

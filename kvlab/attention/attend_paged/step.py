@@ -156,7 +156,8 @@ def _list_of(lengths: Any, starts: Any, problem: ScheduleProblem, config: Schedu
 
 def check_given(given: Any) -> None:
     """ValueError for a ``plan`` that is none."""
-    require(isinstance(given, Schedule), f"plan is {shown(given)}", "what kvlab.attention.plan gives, or None")
+    if not isinstance(given, Schedule):  # a schedule's text would wait for the GPU
+        raise ValueError(f"plan is {shown(given)}: must be what kvlab.attention.plan gives, or None")
 
 
 def check_plan(given: Schedule, problem: DecodeProblem, left: int, right: int) -> None:

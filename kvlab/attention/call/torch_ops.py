@@ -252,6 +252,7 @@ class Operator:
         self.required = tuple(name for name, default in self.defaults.items() if default is inspect.Parameter.empty)
         self.attends = "out" in parameters
         self.outside = torch.compiler.disable(self.run, reason=REFUSAL.format(self.name))
+        self.names: dict[str, list[str]] = {}
         self.functional = self.defined("", self.run_functional, self.fake_functional)
         self.writing: Any = self.defined(".out", self.run_writing, self.fake_writing) if self.attends else None
 
@@ -278,9 +279,14 @@ class Operator:
         values = needed | optional
         return list(values), written, f"({', '.join(values.values())}) -> {gives}"
 
+    def in_order(self, overload: str, values: Values) -> list[Any]:
+        """Values as an operator's arguments by position: torch 2.11 looks for those that are written among these."""
+        return [values.get(name) for name in self.names[overload]]
+
     def defined(self, overload: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
         """An operator, which calls ``run`` and ``fake`` with values by name, those that are not None."""
         names, written, schema = self.schema(overload)
+        self.names[overload] = names
 
         def by_name(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -356,11 +362,11 @@ def through(operation: PublicOperation[Any, Any], args: tuple[Any, ...], kwargs:
             return operator.outside(*args, **kwargs)
         raise ValueError(REFUSAL.format(operation.__name__))
     if not operator.attends:
-        return operator.functional(**values)
+        return operator.functional(*operator.in_order("", values))
     if out is None:
-        out, lse = operator.functional(**values)
+        out, lse = operator.functional(*operator.in_order("", values))
     else:
-        lse = operator.writing(**values, out=out)
+        lse = operator.writing(*operator.in_order(".out", values | {"out": out}))
     return (out, lse) if return_lse else out
 
 

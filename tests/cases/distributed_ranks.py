@@ -329,6 +329,18 @@ def what_differs_is_told_by_all(at: Ranks) -> None:
     refused(lambda: own.all_gather_prefill(long, long, long, check=True), "k.shape[1] is 4 at rank 0 and 3", where)
 
 
+@case
+def benchmark(at: Ranks) -> None:
+    """benchmarks/context_parallel.py over a few keys: it raises for a result that is not the float64 one."""
+    sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+    import context_parallel
+
+    told = dist.new_group(backend="gloo")
+    record = context_parallel.one(256, at.ranks, None, told, at.device)
+    assert 0 < record["difference_of_contiguous_replayed"] < 0.01
+    assert all(record[name] > 0 for name in ("one", "part", "gather", "eager", *own.PLACEMENTS))
+
+
 def left_alone(at: Ranks, last: Callable[[], None]) -> None:
     """The last rank does not come: the others get an error, no later than the group waits."""
     group = dist.new_group(timeout=timedelta(seconds=PATIENCE))

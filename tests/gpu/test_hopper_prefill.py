@@ -35,6 +35,13 @@ SIZES = [
     Case(RAGGED, heads=(2, 1), D=256, form="ragged"),
     *(Case((shape,) * 2, heads=(4, 2), D=192, DV=128) for shape in SHAPES[4:]),
     Case(PAGED, heads=(4, 2), D=192, DV=128, form="paged", page=64),
+    *(Case((shape,) * 2, heads=(6, 2), D=D) for D in (80, 96, 112) for shape in SHAPES[2::2]),
+    *(Case(((1024, 1024),), heads=(6, 2), D=D, causal=False) for D in (80, 96)),
+    *(Case((shape,), heads=(4, 2), D=D, DV=DV) for D, DV in ((128, 64), (192, 192)) for shape in SHAPES[3::2]),
+    Case(RAGGED, heads=(7, 1), D=80, form="ragged"),
+    Case(RAGGED, heads=(2, 1), D=192, DV=192, form="ragged", causal=False),
+    Case(PAGED, heads=(6, 2), D=96, form="paged", page=16, strided=True),
+    Case(PAGED, heads=(4, 2), D=112, form="paged", page=64, window=100, sinks=True),
     *(Case(PAGED, heads=(6, 2), D=128, form="paged", page=page) for page in (16, 64, 128, 384)),
     *(Case(PAGED, heads=(6, 2), D=64, form="paged", page=page, causal=False, strided=True) for page in (16, 64)),
     Case(PAGED, heads=(2, 2), D=256, form="paged", page=32),
@@ -128,7 +135,7 @@ def test_the_emulator_gives_what_the_chip_gives(case: Case) -> None:
 @pytest.mark.parametrize(
     ("form", "D", "DV"),
     [("dense", 128, 128), ("ragged", 128, 128), ("paged", 128, 128), ("dense", 64, 64), ("ragged", 192, 128),
-     ("dense", 256, 256)],
+     ("dense", 256, 256), ("dense", 80, 80), ("paged", 96, 96), ("ragged", 192, 192)],
 )
 def test_nothing_waits_repeats_and_writes_beside_out(form: str, D: int, DV: int) -> None:
     """Stores by TMA end with whole chunks of 16 bytes: those of a head do."""

@@ -166,13 +166,13 @@ class PartitionedCTA(LaunchedCTA):
         parts = (self._along_columns(at, col) for col in range(0, at.cols, depth))
         return np.concatenate([self._atom(self.dtype, 8).fragment_a(part) for part in parts], -1)
 
-    def multiply_qk(self, q: PanelTile | Array, k_at: PanelTile, s: Array) -> Array:
-        """S + Q K^T, Q from shared memory or as ``load_a`` has it, K from there; S ``[1, 1, threads, registers]``
-        float32.
+    def multiply_qk(self, q: PanelTile | Array, k_at: PanelTile, s: Array, columns: int | None = None) -> Array:
+        """S + Q K^T of the first ``columns`` (None: all), Q from shared memory or as ``load_a`` has it, K from there; S
+        ``[1, 1, threads, registers]`` float32.
         """
         atom, depth = self._atom(self.dtype, k_at.rows), K_BYTES // self.dtype.itemsize
         a = self.load_a(q) if isinstance(q, PanelTile) else q
-        for col in range(0, k_at.cols, depth):
+        for col in range(0, columns or k_at.cols, depth):
             k = self._along_columns(k_at, col)
             s = atom.mma(a[..., col // 2 : (col + depth) // 2], k.swapaxes(2, 3), s)
         return s

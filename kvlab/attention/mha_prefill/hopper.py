@@ -60,8 +60,8 @@ def attend(
         raw_free = barriers(C.NB, 1)
     fence_async_shared()  # TMA arrives at these barriers
     bars = (q_full, q_free, k_full, k_free, v_full, v_free)
-    q_s = operand(q_box, C.BM, C.D, C.NQ * C.NC * C.D // COLS)
-    k_s = operand(k_box, C.BN, C.D, C.NB * C.D // COLS)
+    q_s = operand(q_box, C.BM, C.DEPTH, C.NQ * C.NC * C.D // COLS)
+    k_s = operand(k_box, C.BN, C.DEPTH, C.NB * C.D // COLS)
     v_s = operand(v_box, C.BN, C.DV, C.NB * C.DV // COLS)
     o_s = operand(o_box, C.BM, C.DV // C.ROUNDS, C.NC * C.DV // C.ROUNDS // 64)
     results = (out, lse, o_strides, lse_batch, lse_token)
@@ -118,7 +118,7 @@ def launch(
     """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
     C, scales = config.constants, features.scales
     batch, tokens, heads, _ = q.shape
-    out, lse = results(q, out, (batch, tokens, heads, C.DV))
+    out, lse = results(q, out, (batch, tokens, heads, C.COLUMNS))
     taken = None if C.EQUAL else torch.zeros(1, dtype=torch.int32, device=q.device)
     layout = BOX8_LAYOUT if C.ITEM == 1 else BOX_LAYOUT
     pointers = (

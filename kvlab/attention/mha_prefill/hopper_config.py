@@ -17,14 +17,19 @@ from kvlab.triton_support.versions import gluon_lacks
 
 from .config import PrefillInputs, PrefillProblem
 
-HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
-"""Head dimensions of q and k, and of v."""
+HEAD_DIMS = (
+    (64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (128, 64), (192, 128), (192, 192), (256, 256),
+)
+"""Head dimensions of q and k, and of v. Shared memory has whole panels of 64 columns, of V a power of two of them: TMA
+fills those behind a row with zeros.
+"""
 FP8_DIMS = ((128, 128),)
 """The same where all are e4m3."""
 
 SUPPORTED = (
     "bf16 or fp16, no mask but causal and windows, no ALiBi, lse in base e, "
-    "head dimension 64, 128 or 256 (192 with values of 128), scale > 0, at least one key, pages of 16, "
+    "head dimension 64, 80, 96, 112, 128, 192 or 256 (128 with values of 64, 192 with values of 128, too), "
+    "scale > 0, at least one key, pages of 16, "
     "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes; "
     "float8_e4m3fn for all of q, k and v with a head dimension of 128, without scales of tokens, out bf16 or fp16"
 )
@@ -42,7 +47,8 @@ L2_SHARE = 16_000_000  # bytes of K and V that stay in L2 beside what else passe
 
 class HopperPrefillConstants(NamedTuple):
     """Compile-time constants of the Hopper kernel. NC consumer warpgroups have BM query rows each, in NQ buffers; NB
-    stages hold BN keys of D and values of DV, in boxes of BOX keys.
+    stages hold BN keys of D and values of DV, in boxes of BOX keys. Of the D columns DEPTH are multiplied; of the DV,
+    COLUMNS are the values', the others 0.
 
     FIRST: the first block of a tile may need a mask; MASKED: others, too. ALIGNED: tiles begin at positions that are
     multiples of their rows. SKIP: a consumer passes over blocks that only others see. WINDOW: bounded on the left.
@@ -56,6 +62,8 @@ class HopperPrefillConstants(NamedTuple):
 
     D: int
     DV: int
+    DEPTH: int
+    COLUMNS: int
     NC: int
     NQ: int
     NB: int
@@ -140,24 +148,40 @@ def hopper_declined(problem: PrefillProblem, left: int, *, batch_invariant: bool
     """Reason why "auto" takes the portable kernel all the same, None if it does not. ``left`` is the window's left
     side. ``batch_invariant``: no heads share a tile, and the longest sequence, another's perhaps, decides nothing.
     """
-    if left < UNLIMITED and problem.head_dim > 192:
-        return "a window with heads of 256, for which there are not enough registers"
+    _, columns, _ = shared_columns(problem)
+    if left < UNLIMITED and columns > 128:
+        return f"a window with heads of {problem.value_dim}, for which there are not enough registers"
     if not batch_invariant and problem.group > 1 and problem.max_q * problem.group <= 128:
         return "the heads of a KV head fit one tile together"
-    return gluon_lacks(wide=True) if problem.head_dim > 192 else None
+    return gluon_lacks(wide=True) if columns > 128 else None
+
+
+def shared_columns(problem: PrefillProblem) -> tuple[int, int, int]:
+    """Columns of a row of K and of V in shared memory, and how many of K's are multiplied: 16 an instruction, and in
+    the last panel a power of two.
+
+    >>> sizes = {"itemsize": 2, "kv_itemsize": 2}
+    >>> [shared_columns(PrefillProblem(1, 9, 1, 1, D, D, **sizes)) for D in (64, 80, 96, 112, 192)]
+    [(64, 64, 64), (128, 128, 80), (128, 128, 96), (128, 128, 128), (192, 256, 192)]
+    """
+    of_k, of_v = -(-problem.head_dim // 64) * 64, 64
+    while of_v < problem.value_dim:
+        of_v *= 2
+    rest = problem.head_dim % 64
+    return of_k, of_v, of_k if rest > 32 else problem.head_dim
 
 
 def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefillConfig:
     """The configuration of a call that the kernel can do."""
-    D, DV, item, features = problem.head_dim, problem.value_dim, problem.itemsize, inputs.features
-    small, mask = D == 64, features.mask
+    (D, DV, depth), item, features = shared_columns(problem), problem.itemsize, inputs.features
+    small, wide, mask = D == 64, max(D, DV), features.mask
     window = mask.left < UNLIMITED
     page = inputs.k.shape[1] if inputs.sequences.table is not None else 0
     bounded = mask.right < UNLIMITED
     # Three consumers have 160 registers a thread, too few for what a window, a cap, ragged rows or Q keep; and their
     # 192 rows see more keys in vain behind the diagonal.
     three = small and not (window or features.softcap > 0 or problem.ragged or bounded)
-    BM, NC, NB, BN = 64, 3 if three else 2, 3 if small else 2, 64 if D == 256 else 128
+    BM, NC, NB, BN = 64, 3 if three else 2, 3 if small else 2, 64 if wide == 256 else 128
     rows = BM * NC
     num_keys = inputs.k.shape[1]
     ragged_k = inputs.sequences.cu_k is not None
@@ -166,24 +190,25 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     # Tiles begin where blocks of keys do: the last keys of its rows lie in the first block of a tile, or of a consumer
     # that passes over those before. No other needs a mask. (Consumers that pass over blocks need registers, e4m3, too.)
     aligned = bounded and not window and mask.right % BN == 0
-    aligned = aligned and (rows == BN or BN <= BM) and (known or (D <= 192 and item == 2))
+    aligned = aligned and (rows == BN or BN <= BM) and (known or (wide <= 192 and item == 2))
     skip = aligned and BN <= BM
     fixed = D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16)
     plain = aligned and not features.softcap > 0 and (known or D <= 64)
     overlap = small and not (fixed or plain)
-    late = 128 <= D <= 192 and item == 2 and (bounded or window) and not features.softcap > 0
+    late = 128 <= wide <= 192 and item == 2 and (bounded or window) and not features.softcap > 0
     before = (num_keys - problem.max_q) % rows if known else rows - 1  # rows that a first tile lacks, at most
-    many = 0 < page < 32 and D <= 192 and item == 2  # page numbers of a block
+    many = 0 < page < 32 and wide <= 192 and item == 2  # page numbers of a block
     eight = (208, 32, 64) if whole and not bounded and not window else (192, 48, 80)  # e4m3's registers
     total = inputs.q.shape[1] if problem.ragged else problem.max_q + before * aligned
     row_tiles = total // rows + (1 + aligned) * problem.batch if problem.ragged else -(-total // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)
     constants = HopperPrefillConstants(
-        D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
+        D=D, DV=DV, DEPTH=depth, COLUMNS=problem.value_dim, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN,
+        BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
         CLEAN=ragged_k or page > 0, FIXED=fixed, HOLD=1 if late else 2 * overlap, EARLY=overlap or item == 1,
-        ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
+        ROUNDS=2 if wide > 128 else 1, EQUAL=known and not bounded and not window,
         Q_REGISTERS=small and not (three or many or features.softcap > 0),
         ITEM=item, REGISTERS=160 if three else eight[0] if item == 1 else 240 if not page else 224 if many else 232,
         PRODUCER=eight[1] if item == 1 else 32 if three or not page else 64 if many else 48,
@@ -193,7 +218,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     if bounded or problem.ragged:
         longest = inputs.sequences.most_keys(inputs.k)
         longest = num_keys // problem.batch if ragged_k else longest
-        fit = max(1, L2_SHARE // (max(longest, 1) * (D + DV) * item)) * problem.group
+        fit = max(1, L2_SHARE // (max(longest, 1) * (problem.head_dim + problem.value_dim) * item)) * problem.group
         groups = [g for g in range(1, heads + 1) if heads % g == 0]
         together = max(g for g in groups if g <= fit)
         if together * row_tiles < SMS:

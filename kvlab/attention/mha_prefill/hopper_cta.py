@@ -140,7 +140,7 @@ class HopperPrefillCTA(PartitionedCTA):
             self.hazards.read_async(self.places.whole("q", u, me), "q wgmma", u, last=False)
             self.traffic.move("SMEM->tensor cores", q.nbytes)
         self.hazards.read_async(self.places.whole("k", b, me), "k wgmma", b)
-        s = self.multiply_qk(q, k_at, np.zeros((1, 1, 128, C.BN // 2), np.float32))
+        s = self.multiply_qk(q, k_at, np.zeros((1, 1, 128, C.BN // 2), np.float32), C.DEPTH)
         self.traffic.move("SMEM->tensor cores", k_at.nbytes)
         return Fragments(s.reshape(1, 128, 1, -1), accumulator(C.BN))
 
@@ -170,13 +170,15 @@ class HopperPrefillCTA(PartitionedCTA):
         return Fragments.zeros(1, accumulator(self.C.DV))
 
     def store_columns(self, w: int, values: Array, batch: int, row: int, head: int, col: int, me: Warps) -> None:
-        """``values``, the columns of O from ``col`` on, through buffer ``w``, which no copy reads any more."""
+        """``values``, the columns of O from ``col`` on, as far as there are, through buffer ``w``, which no copy reads
+        any more.
+        """
         place = self.places.tiles["o"][w]
         self.meet(me)
         self.write(me, place, values, "o", w)
         self.hazards.fence_async(me)
         self.hazards.store_bulk(self.places.whole("o", w, self.elect(me)), "o store", w)
-        panel = np.arange(0, place.cols, 64)
+        panel = np.arange(0, min(place.cols, self.C.COLUMNS - col), 64)
         self.store("o", (batch, row, head, col + panel), place.base + panel * place.rows * 2)
         self.traffic.move("registers->DRAM", values.nbytes)
 
@@ -192,7 +194,7 @@ def places_of(C: HopperPrefillConstants) -> Places:
     then slots of numbers.
 
     >>> flags = *9 * [False], True, True, 1, False, False, 2
-    >>> C = HopperPrefillConstants(64, 64, 3, 2, 3, 128, 128, 0, *flags, 160, 32, 0)
+    >>> C = HopperPrefillConstants(64, 64, 64, 64, 3, 2, 3, 128, 128, 0, *flags, 160, 32, 0)
     >>> places = places_of(C)
     >>> places.partitions["consumer 1"], places.partitions["the producer"]
     ((4, 5, 6, 7), (12,))

@@ -335,7 +335,10 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         if row < 0 or row + BM > num_q:  # TMA stores no part of a box, nor to negative coordinates
             r = row + np.arange(BM)[:, None]
             d = np.arange(DV)
-            store(o_array, (batch, q_first + r, head, d), values, mask=(r >= 0) & (r < num_q))
+            is_there = (r >= 0) & (r < num_q)
+            if C.COLUMNS < DV:
+                is_there = is_there & (d < C.COLUMNS)
+            store(o_array, (batch, q_first + r, head, d), values, mask=is_there)
         else:
             o_page = batch * 0 if C.RAGGED_Q else batch
             if C.ROUNDS == 1:
@@ -409,7 +412,7 @@ def launch(
     are valid, the arrays such as TMA takes.
     """
     C = config.constants
-    out = np.empty((*q.shape[:3], C.DV), result_dtype(q)) if out is None else out
+    out = np.empty((*q.shape[:3], C.COLUMNS), result_dtype(q)) if out is None else out
     lse = np.empty(q.shape[:3], np.float32)
     rows = {"q": (q, C.BM), "k": (k, C.BOX), "raw" if C.ITEM == 1 else "v": (v, C.BOX), "o": (out, C.BM)}
     boxes = {name: TmaDescriptor.of(a, (1, n, 1, 128 // a.itemsize), "128B") for name, (a, n) in rows.items()}

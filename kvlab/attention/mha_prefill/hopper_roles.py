@@ -181,7 +181,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         q = query(q_s, u, S_LAYOUT, C.Q_REGISTERS)
         #: scores -> s    S = Q K^T of the last block
         mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
-        s = multiply_qk(q, q_s, k_s, u, b, zero, C.D)
+        s = multiply_qk(q, q_s, k_s, u, b, zero, C.DEPTH)
         s = hopper.warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_free.index(b), count=1)
         #: mask -> s    the features of scores, keys that a row does not see
@@ -212,7 +212,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             b = it % C.NB
             key = (hi - 1 - i) * BN
             mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
-            s = multiply_qk(q, q_s, k_s, u, b, zero, C.D)
+            s = multiply_qk(q, q_s, k_s, u, b, zero, C.DEPTH)
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
@@ -293,16 +293,19 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
             o_at = o_ptr + batch.to(gl.int64) * o_strides.batch * (1 - C.RAGGED_Q) + head * o_strides.head  #- address
             at = (q_first + r).to(gl.int64)[:, None] * o_strides.token + d[None, :]  #- address
-            gl.store(o_at + at, o.to(o_s.dtype), mask=((r >= 0) & (r < num_q))[:, None])
+            is_there = ((r >= 0) & (r < num_q))[:, None]
+            if C.COLUMNS < DV:
+                is_there = is_there & (d < C.COLUMNS)[None, :]
+            gl.store(o_at + at, o.to(o_s.dtype), mask=is_there)
         else:
             o_page = batch * 0 if C.RAGGED_Q else batch
             if C.ROUNDS == 1:
-                store_columns(W, o.to(o_s.dtype), o_page, q_first + row, head, 0, do, o_s, o_box, DV)
+                store_columns(W, o.to(o_s.dtype), o_page, q_first + row, head, 0, do, o_s, o_box, DV, C.COLUMNS)
             else:
                 left_half, right_half = o.to(o_s.dtype).reshape([BM, 2, DV // 2]).permute((0, 2, 1)).split()
-                store_columns(W, left_half, o_page, q_first + row, head, 0, do, o_s, o_box, DV // 2)
+                store_columns(W, left_half, o_page, q_first + row, head, 0, do, o_s, o_box, DV // 2, C.COLUMNS)
                 tma.store_wait(0)
-                store_columns(W, right_half, o_page, q_first + row, head, DV // 2, do, o_s, o_box, DV // 2)
+                store_columns(W, right_half, o_page, q_first + row, head, DV // 2, do, o_s, o_box, DV // 2, C.COLUMNS)
         #: turn -> it, j, batch    the next tile
         it += 1
         j += 1

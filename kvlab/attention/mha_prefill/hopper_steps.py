@@ -216,14 +216,18 @@ def query(q_s, w, S_LAYOUT: gl.constexpr, Q_REGISTERS: gl.constexpr):
 
 @gluon.jit
 def multiply_qk(q, q_s, k_s, w, b, zero, D: gl.constexpr):
-    """S = Q K^T, started: one product where D is a power of two, otherwise panel by panel."""
+    """S = Q K^T of D columns, started: one product where they are a power of two, otherwise panel by panel."""
     if D & (D - 1) == 0:
         return hopper.warpgroup_mma(q, k_s.index(b).permute((1, 0)), zero, use_acc=False, is_async=True)
     s = zero
-    for c in gl.static_range(D // PANEL):
-        q = q_s.index(w * (D // PANEL) + c)
-        k = k_s.index(b * (D // PANEL) + c).permute((1, 0))
-        s = hopper.warpgroup_mma(q, k, s, use_acc=c > 0, is_async=True)
+    PANELS: gl.constexpr = (D + PANEL - 1) // PANEL
+    for c in gl.static_range(PANELS):
+        q = q_s.index(w * PANELS + c)
+        k = k_s.index(b * PANELS + c)
+        if D - c * PANEL < PANEL:
+            q = q.slice(0, D - c * PANEL, 1)
+            k = k.slice(0, D - c * PANEL, 1)
+        s = hopper.warpgroup_mma(q, k.permute((1, 0)), s, use_acc=c > 0, is_async=True)
     return s
 
 
@@ -292,10 +296,14 @@ def row_results(top, l, sinks_ptr, head, unit, S_LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def store_columns(w, values, page, row, head, col, desc, o_s, o_box, COLS: gl.constexpr):
-    """Columns ``col`` to ``col + COLS`` of O through buffer w, which no copy reads any more, to DRAM."""
+def store_columns(
+    w, values, page, row, head, col: gl.constexpr, desc, o_s, o_box, COLS: gl.constexpr, COLUMNS: gl.constexpr
+):
+    """Columns ``col`` to ``col + COLS`` of O, as far as there are, through buffer w, which no copy reads any more, to
+    DRAM.
+    """
     meet()
     o_s.index(w).store(values)
     fence_async_shared()
-    for c in gl.static_range(COLS // PANEL):
+    for c in gl.static_range((min(COLS, COLUMNS - col) + PANEL - 1) // PANEL):
         store_box(desc, [page, row, head, col + c * PANEL], o_box.index(w * (COLS // PANEL) + c))

@@ -52,8 +52,12 @@ CASES = [
     Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", sinks=True),
     *ENDS,
     dataclasses.replace(ENDS[0], D=64, causal=False),
+    Case(((130, 200),) * 2, heads=(4, 2), D=80, strided=True),
+    Case(RAGGED, heads=(2, 1), D=96, form="paged", sinks=True, window=50),
+    Case(((70, 129), (200, 5)), heads=(2, 1), D=112, form="ragged", dtype="fp16", base2=True),
+    Case(((130, 200),), heads=(2, 1), D=128, DV=64, causal=False),
+    Case(((70, 129), (0, 9)), heads=(2, 1), D=192, DV=192, form="paged", page=32, softcap=15.0),
 ]
-
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -140,7 +144,8 @@ def test_keys_before_every_window_are_not_multiplied(case: Case) -> None:
 
 MANY = tuple((7 * i * i % 301, 11 * i * i * i % 397 + (i > 3)) for i in range(24))
 TILES = [
-    *(Case(MANY, heads=(2, 1), D=D, form=form) for D, form in ((128, "paged"), (64, "ragged"), (192, "ragged"))),
+    *(Case(MANY, heads=(2, 1), D=D, DV=DV, form=form)
+      for D, DV, form in ((128, 128, "paged"), (64, 64, "ragged"), (192, 128, "ragged"))),
     *(Case(((300, keys),), heads=(1, 1), D=D) for D in (64, 128, 256) for keys in (256, 300, 333)),
     Case(((300, 333),), heads=(2, 1), D=64, causal=False),
 ]
@@ -199,7 +204,7 @@ def test_roles_that_wait_for_each_other_are_told() -> None:
         ({"kv": "fp8"}, "dtype float8_e4m3fn"),
         ({"dtype": "fp8"}, "head dimensions 64 of q and 64 of v"),
         ({"dtype": "fp8", "D": 128, "scales": "token"}, "scales of tokens"),
-        ({"D": 80}, "head dimensions 80 of q and 80 of v"),
+        ({"D": 88}, "head dimensions 88 of q and 88 of v"),
         ({"dtype": "fp32"}, "dtype float32"),
         ({"form": "paged", "page": 48}, "page size 48"),
         ({"lens": ((3, 0),)}, "no queries or no keys"),
@@ -349,6 +354,9 @@ MATRIX = [
     Case(LENS, heads=(4, 2), D=256),
     Case(LENS, heads=(4, 2), D=256, form="paged", page=16),
     Case(((256, 256),), heads=(4, 2), D=256, softcap=50.0),
+    Case(LENS, heads=(4, 2), D=80),
+    Case(LENS, heads=(4, 2), D=96, form="paged", page=16, window=60),
+    Case(LENS, heads=(4, 2), D=192, DV=192, causal=False),
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head"),
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", page=16),
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", page=64, softcap=20.0, window=100),
@@ -376,7 +384,7 @@ def test_compiled(case: Case) -> None:
     """No spills, shared memory that a CTA has, and wgmma that runs beside other work: where the compiler had to wait
     for each product there would be an arrival and a wait for every HGMMA.
     """
-    if lacks := gluon_lacks(wide=case.D > 192):
+    if lacks := gluon_lacks(wide=(case.DV or case.D) > 128):
         pytest.skip(f"not chosen: {lacks}")
     made, C = compiled(case), prefill_arguments(case)[1]["config"].constants
     count = made.instructions
@@ -385,7 +393,7 @@ def test_compiled(case: Case) -> None:
     assert made.stack <= once // 2
     assert made.shared <= shared_bytes(C) <= SHARED["sm_90"]
     assert made.num_warps == 4 * C.NC + (8 if C.ITEM == 1 else 4)
-    steps = (C.D + C.BN) * C.ITEM // 32
+    steps = (C.DEPTH + C.BN) * C.ITEM // 32
     assert count["HGMMA"] + count["QGMMA"] == 2 * steps * C.NC  # in the loop and around it
     assert count["WARPGROUP"] <= 12 * C.NC
     assert count["UTMALDG"] > 0

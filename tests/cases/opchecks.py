@@ -14,6 +14,6 @@ def assert_opcheck(operation: str, arguments: dict[str, Any]) -> None:
     operator, out = torch_ops.OPERATORS[operation], arguments.pop("out", None)
     values = operator.carried((), arguments)
     assert values is not None
-    torch.library.opcheck(operator.functional, (), values)
+    torch.library.opcheck(operator.functional, tuple(operator.in_order("", values)))
     if operator.writing is not None:
         torch.library.opcheck(operator.writing, (), values | {"out": out})

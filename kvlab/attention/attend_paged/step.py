@@ -25,7 +25,7 @@ from kvlab.common.dlpack import as_known
 from kvlab.common.torch_here import is_torch
 from kvlab.staging import ceildiv
 
-from .config import AttendProblem, WalkConfig, choose_walks, schedule_problem
+from .config import AttendProblem, Walk, WalkConfig, choose_walks, schedule_problem
 
 Array = np.ndarray[Any, Any]
 
@@ -206,14 +206,19 @@ def walks_of_plan(
         return WalkConfig(tuple(replace(a, schedule=b.config) for a, b in zip(own, given.walks, strict=True)))
     fixed = any(one.config.unit for one in given.walks)
     require(not fixed, "plan has units of a fixed size", "one without unit, batch_invariant")
-    few = {rows: max(1, rows // problem.group) for rows in (16, 32, 64, 128, 4096)}
+    few = (max(1, rows // problem.group) for rows in (16, 32, 64, 128, 4096))
     known = {
-        walk.tiles.BM: walk for tokens in few.values() for walk in choose_walks(problem, tokens, **target).walks
+        (walk.tiles.BM, walk.schedule.together): walk
+        for tokens in few for walk in choose_walks(problem, tokens, **target).walks
     }
-    for one in given.walks:
-        BM = one.config.BM
-        require(BM in known, f"plan has tiles of {BM} rows", f"of {' or '.join(map(str, sorted(known)))} for this call")
-    return WalkConfig(tuple(replace(known[one.config.BM], schedule=one.config) for one in given.walks))
+    of_rows = {BM: walk for (BM, _), walk in known.items()}
+    schedules = [one.config for one in given.walks]
+    for BM in (one.BM for one in schedules):
+        accepted = f"of {' or '.join(map(str, sorted(of_rows)))} for this call"
+        require(BM in of_rows, f"plan has tiles of {BM} rows", accepted)
+    found = [known.get((cut.BM, cut.together), of_rows[cut.BM]).tiles for cut in schedules]
+    tiles = [replace(one, row_tiles=cut.together) for one, cut in zip(found, schedules, strict=True)]
+    return WalkConfig(tuple(map(Walk, tiles, schedules)))
 
 
 def _integers(name: str, values: Any) -> Array:

@@ -262,6 +262,7 @@ class Operator:
 
     def schema(self, overload: str) -> tuple[list[str], list[str], str]:
         """Names of the values that an operator takes, arrays that a call needs first; of those it writes; its schema.
+        Arrays that a call may write have no default: torch 2.11 looks for each among the arguments.
         """
         needed, optional, written = {}, {}, ["out"] * bool(overload)
         for name, part in self.parts.items():
@@ -271,6 +272,8 @@ class Operator:
                     written.append(field)
                 if self.defaults[name] is inspect.Parameter.empty and field in part.needed:
                     needed[field] = f"{kind}{'?' * (name in self.may_be_none)} {field}"
+                elif field in written:
+                    needed[field] = f"{kind}? {field}"
                 else:
                     optional[field] = f"{kind}? {field}=None"
         if overload:
@@ -280,7 +283,7 @@ class Operator:
         return list(values), written, f"({', '.join(values.values())}) -> {gives}"
 
     def in_order(self, overload: str, values: Values) -> list[Any]:
-        """Values as an operator's arguments by position: torch 2.11 looks for those that are written among these."""
+        """Values as an operator's arguments by position."""
         return [values.get(name) for name in self.names[overload]]
 
     def defined(self, overload: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:

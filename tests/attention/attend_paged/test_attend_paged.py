@@ -4,6 +4,7 @@ decode over a schedule, of which it has the bits where each sequence has as many
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,14 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import attend_paged, explain, mha_decode_paged, mha_prefill_paged, plan
 from kvlab.attention.attend_paged import emulator
-from kvlab.attention.attend_paged.config import WalkConfig, choose_walks, ragged_problem, register_limit
+from kvlab.attention.attend_paged.config import (
+    AttendProblem,
+    WalkConfig,
+    choose_walks,
+    ragged_problem,
+    register_limit,
+)
+from kvlab.attention.attend_paged.step import walks_of_plan
 from kvlab.mirror import lockstep
 from kvlab.triton_support import child
 
@@ -237,6 +245,18 @@ def test_a_plan_serves_all_layers_and_changes_no_bit() -> None:
         assert [bits(a) for a in made] == [bits(a) for a in expected]
         layer = attend_paged(-arrays[0], *arrays[1:], plan=one, softcap=5.0)
         assert bits(layer) == bits(attend_paged(-arrays[0], *arrays[1:], softcap=5.0))
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_a_call_with_a_plan_has_the_tiles_that_it_has_without(head_dim: int) -> None:
+    """A law: the plan changes no bit whatever the rows of a tile, of which several have as many in wide heads."""
+    for itemsize, group, new in itertools.product((1, 2, 4), (1, 3, 8), (1, 3, 5, 9, 17, 40)):
+        sizes = {"head_dim": head_dim, "itemsize": itemsize, "q_heads": 2 * group, "kv_heads": 2}
+        step = plan([90, 60, 70, 80], (np.array([0, new, new, new, new]), new), **sizes)
+        problem = AttendProblem(4, new, 2 * group, 2, head_dim, head_dim, itemsize, 16, 4096, ragged=True)
+        target = {"processors": 132, "arch": "sm_90", "shared": None}
+        own = choose_walks(problem, new, **target)
+        assert walks_of_plan(step, problem, new, batch_invariant=False, **target) == own
 
 
 def test_calls_with_plans_of_other_lengths_are_of_one_kind() -> None:

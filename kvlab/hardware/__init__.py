@@ -4,8 +4,17 @@ from .arch import Arch, LaneGroups, get_arch
 from .arch_table import ARCHS
 from .banks.copy_wavefronts import COPIES, copy_unit_passes, copy_wavefronts
 from .banks.count import count_wavefronts, wavefronts
+from .banks.cures import (
+    BestOrder,
+    BestPadding,
+    BestSwizzle,
+    Candidate,
+    Cure,
+    best_order,
+    best_padding,
+    best_swizzle,
+)
 from .banks.sectors import SECTOR_BYTES, Coalescing, coalescing, sectors
-from .banks.swizzle_search import BestSwizzle, best_swizzle
 from .banks.triton_conflicts import SharedTransfer, bank_conflicts, shared_transfer
 from .banks.wavefront import Collision, Phase, Wavefronts
 from .chip import Arithmetic, arithmetic, current_arithmetic, div_full, ex2_approx, fma, mma_sum, rcp_approx
@@ -45,16 +54,17 @@ from .mma.tmem import TMEM_COLUMNS, TMEM_LANES, TensorMemory, tmem_address, tmem
 
 __all__ = [
     "ARCHS", "ATOMS", "COPIES", "INSTRUCTIONS", "SECTOR_BYTES", "TMEM_COLUMNS", "TMEM_LANES", "Arch", "Arithmetic",
-    "BarrierDeadlock", "BestSwizzle", "Coalescing", "Collision", "DmaPlan", "Instruction", "LaneGroups", "MmaAtom",
-    "Phase", "PipelineState", "RaggedTMA3DTile", "RaggedTensorMap", "RegTileLoader", "RegTileWriterLDS",
-    "SharedMemBarrier", "SharedTransfer", "SmemDescriptor", "SubTileLoaderLDS", "SubTileLoaderLDS_st_8x32",
-    "TMAGather4Tile", "TMATensorTile", "TensorMapL2Promotion", "TensorMapSwizzle", "TensorMemory", "TmaDescriptor",
-    "Wavefronts", "arithmetic", "bank_conflicts", "best_swizzle", "buffer_load", "buffer_load_lds", "buffer_resource",
-    "coalescing", "copy_unit_passes", "copy_wavefronts", "count_wavefronts", "cp_async", "create_kv_tile",
-    "create_split_tma", "create_tensor_tile", "create_tma_tile", "create_tma_tile_gather4", "current_arithmetic",
-    "div_full", "ds_read_tr8_b64", "ds_read_tr16_b64", "ex2_approx", "fma", "fold_kv_descriptor", "get_arch",
-    "get_atom", "get_instruction", "internal_k_major", "ld_shared", "ldmatrix", "mma_sum", "rcp_approx", "round_tf32",
-    "sectors", "shared_mma", "shared_mma_wavefronts", "shared_transfer", "st_matrix_n_atom", "st_shared", "stmatrix",
-    "tile_layout_k_major", "tile_layout_mn_major", "tile_sf_layout_k_major", "tile_to_descriptor", "tma",
-    "tmem_address", "tmem_layout", "wavefronts",
+    "BarrierDeadlock", "BestOrder", "BestPadding", "BestSwizzle", "Candidate", "Coalescing", "Collision", "Cure",
+    "DmaPlan", "Instruction", "LaneGroups", "MmaAtom", "Phase", "PipelineState", "RaggedTMA3DTile",
+    "RaggedTensorMap", "RegTileLoader", "RegTileWriterLDS", "SharedMemBarrier", "SharedTransfer", "SmemDescriptor",
+    "SubTileLoaderLDS", "SubTileLoaderLDS_st_8x32", "TMAGather4Tile", "TMATensorTile", "TensorMapL2Promotion",
+    "TensorMapSwizzle", "TensorMemory", "TmaDescriptor", "Wavefronts", "arithmetic", "bank_conflicts", "best_order",
+    "best_padding", "best_swizzle", "buffer_load", "buffer_load_lds", "buffer_resource", "coalescing",
+    "copy_unit_passes", "copy_wavefronts", "count_wavefronts", "cp_async", "create_kv_tile", "create_split_tma",
+    "create_tensor_tile", "create_tma_tile", "create_tma_tile_gather4", "current_arithmetic", "div_full",
+    "ds_read_tr8_b64", "ds_read_tr16_b64", "ex2_approx", "fma", "fold_kv_descriptor", "get_arch", "get_atom",
+    "get_instruction", "internal_k_major", "ld_shared", "ldmatrix", "mma_sum", "rcp_approx", "round_tf32",
+    "sectors", "shared_mma", "shared_mma_wavefronts", "shared_transfer", "st_matrix_n_atom", "st_shared",
+    "stmatrix", "tile_layout_k_major", "tile_layout_mn_major", "tile_sf_layout_k_major", "tile_to_descriptor",
+    "tma", "tmem_address", "tmem_layout", "wavefronts",
 ]

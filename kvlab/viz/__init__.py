@@ -59,7 +59,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_tile_tensor": ("tile_tensor", "kvlab.layout:TileBase"),
     "draw_swizzle": ("swizzle", "kvlab.layout:Swizzle"),
     "draw_punch_card": ("punch_card", "kvlab.hardware:Wavefronts"),
-    "draw_cure": ("punch_card", ""),
+    "draw_cure": ("punch_card", "kvlab.hardware:Cure"),
     "draw_coalescing": ("coalescing", "kvlab.hardware:Coalescing"),
     "draw_atom": ("atom", "kvlab.hardware:MmaAtom"),
     "draw_tma_box": ("tma_box", "kvlab.hardware:TmaDescriptor kvlab.hardware:TMATensorTile"),

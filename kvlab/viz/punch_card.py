@@ -90,12 +90,14 @@ def draw_punch_card(
 
 
 def draw_cure(
-    conflict: Wavefronts, cure: Wavefronts, *, tiles: Sequence[Any] | None = None, slot_bytes: int = 16,
-    names: tuple[str, str] = ("as it is", "cured"), title: str | None = None, caption: str | None = None,
+    conflict: Any, cure: Wavefronts | None = None, *, tiles: Sequence[Any] | None = None,
+    slot_bytes: int = 16, names: tuple[str, str] = ("as it is", "cured"), title: str | None = None,
+    caption: str | None = None,
 ) -> Picture:
     """One read twice: with conflicts (left), and as something else has cured it (right). It fits 900 x 720 px.
 
-    conflict, cure   the :class:`kvlab.hardware.Wavefronts` of both, on one machine
+    conflict, cure   the :class:`kvlab.hardware.Wavefronts` of both, on one machine; or a :class:`kvlab.hardware.Cure`
+                     alone, the result of a search: its worst instruction before and after
     tiles            the two images of shared memory that they read, as :func:`draw_shared_memory` takes them, in slots
                      of ``slot_bytes``: the rows that the first phase reads are shown, a cell is the vector row,number
     names            what the two are called
@@ -109,6 +111,11 @@ def draw_cure(
     >>> draw_cure(*both, tiles=(tile.plain(), tile)).title
     'ldmatrix.x4 on sm_90: 32 wavefronts as it is, 4 cured, ideal 4'
     """
+    if cure is None:
+        if not hasattr(conflict, "candidates"):
+            raise ValueError(f"conflict is {conflict!r:.200}, cure None: must be two Wavefronts, or one Cure")
+        title = title or str(conflict)
+        conflict, cure = conflict.before, conflict.after
     if conflict.arch.name != cure.arch.name:
         raise ValueError(f"conflict is of {conflict.arch.name}, cure of {cure.arch.name}: must be one machine")
     if tiles is not None and len(tiles) != 2:

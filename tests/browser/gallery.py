@@ -28,6 +28,7 @@ from kvlab.hardware import (
     SubTileLoaderLDS,
     SubTileLoaderLDS_st_8x32,
     TmaDescriptor,
+    best_padding,
     coalescing,
     create_kv_tile,
     create_tensor_tile,
@@ -304,6 +305,7 @@ GALLERY: dict[str, Callable[[], Any]] = {
         wavefronts("ds_read_b128", WAVE % 16 * 256 + WAVE // 16 * 16, arch="gfx950"),
         wavefronts("ds_read_b128", WAVE * 16, arch="gfx950"),
     ),
+    "cure, found": lambda: best_padding((16, 64), "bf16", "ldmatrix.x4"),
     "tiles beside": lambda: viz.draw_tiles_beside(TILE, TILE.plain(), names=("swizzled", "plain"), rows=8),
     "tiles beside, gfx950": lambda: viz.draw_tiles_beside(
         TILE, np.stack(np.divmod(np.arange(1024), 16), -1)[: 8 * TILE.rows], names=("swizzled", "halves"), banks=64

@@ -95,7 +95,7 @@ def test_where_nothing_helps_the_fewest_conflicts_are_told():
         ("ld.shared.b32", "does not say where lanes go"),
         ("ldmatrix.x4", "blocks of 16 x 16, which do not divide"),
         (("ld.shared.b32", np.arange(32), 0), "outside the tile"),
-        (7, "a matrix instruction or"),
+        (7, "must be a matrix instruction"),
         ([], "at least one access"),
     ],
 )

@@ -18,6 +18,7 @@ _ROOMS = (
     "attention",
     "cache",
     "data",
+    "formats",
     "hardware",
     "integrations",
     "layout",

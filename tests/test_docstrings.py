@@ -18,7 +18,10 @@ import pytest
 
 import kvlab
 
-ROOMS = ("memory", "layout", "layout.encodings", "hardware", "cache", "staging", "attention", "mirror", "viz", "data")
+ROOMS = (
+    "memory", "layout", "layout.encodings", "hardware", "formats", "cache", "staging", "attention", "mirror", "viz",
+    "data",
+)
 
 
 # These run a kernel in Triton's interpreter; tests/mirror shows them.

@@ -22,6 +22,7 @@ from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollectio
 from kvlab.data import load_smollm2
 from kvlab.demo import pictures
 from kvlab.demo.steps import paged_cache
+from kvlab.formats import known_format
 from kvlab.hardware import (
     RegTileLoader,
     SmemDescriptor,
@@ -178,6 +179,14 @@ def quantised_page() -> viz.Picture:
     cache.store(0, head, token, 0, rng.uniform(-400, 400, (27, 2, 128)).astype(as_dtype("fp8")))
     cache.store_scale(0, head, token, 0, rng.uniform(0.001, 0.01, (27, 2, 2)).astype(np.float32))
     return viz.draw_quantised_page(cache, page=1, mark=(5, 70))
+
+
+def kv_format() -> viz.Picture:
+    return viz.draw_format(known_format("mla.584", page_size=4))
+
+
+def kv_format_row() -> viz.Picture:
+    return viz.draw(known_format("mla.656"), row=True)
 
 
 def gather4() -> viz.Picture:
@@ -337,6 +346,8 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "page table of a pool": lambda: viz.draw(pool()),
     "page table of a cache": lambda: viz.draw(pool().get_key_cache(0)),
     "quantised page": quantised_page,
+    "KV format": kv_format,
+    "row of a KV format": kv_format_row,
     "gather4": gather4,
     "kv buffer": kv_buffer,
     "kv buffer, read": lambda: viz.draw_kv_buffer(kv_buffer(), read=(0, 1), stage=0),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from kvlab.attention import plan
 from kvlab.cache import PagedKVCache, PagedKVCacheCollection
 from kvlab.common.drawn import _names
+from kvlab.formats import known_format
 from kvlab.hardware import (
     RegTileLoader,
     SmemDescriptor,
@@ -190,6 +191,8 @@ HUGE: dict[str, Callable[[], Any]] = {
     "kv tile": lambda: KVCacheIterator(cache(1 << 19, 64), 1 << 18, 0, 0, 1 << 19).next_tile(),
     "timeline": timeline,
     "swizzled tile": lambda: SwizzledTile(1 << 40, 1 << 10),
+    "KV format": lambda: known_format("max.continuous", pages=1 << 20, page_size=1 << 17),
+    "KV format whose pages lie apart": lambda: known_format("vllm.BHLNC", layers=80, pages=1 << 20, page_size=1 << 10),
     "schedule": lambda: plan(np.arange(4096) * 250, q_heads=64, kv_heads=8, programs=4096),
 }
 HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {

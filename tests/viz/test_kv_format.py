@@ -1,0 +1,49 @@
+"""Pictures of formats. Rests on the format's own addresses: a cell tells what lies at its byte."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from kvlab.formats import Format, known_format
+
+
+def test_a_row_shows_every_byte_and_what_lies_there(sound: Any) -> None:
+    row = known_format("mla.656", layers=1, page_size=4)
+    picture = row.draw(row=True)
+    told = dict(re.findall(r"<title>byte (\d+): ([^<]+)</title>", picture.svg))
+    sound(picture)
+    assert len(told) == 656
+    assert told["511"] == "latent e4m3, slot 0, dim 511"
+    assert told["516"] == "latent_scale f32, slot 0, dim 128"
+    assert told["655"] == "rope bf16, slot 0, dim 63"
+
+
+def test_a_page_begins_at_its_own_bytes_and_its_padding_is_hatched(sound: Any) -> None:
+    page = known_format("mla.584", layers=2, pages=2, page_size=2)
+    picture = page.draw(page=1, layer=1)
+    sound(picture)
+    first = page.where("latent", layer=1, page=1)
+    assert f"byte {first}: latent" in picture.svg
+    assert ">padding<" in picture.svg
+    tail = page.where("latent_scale", layer=1, page=1, slot=0, dim=384)
+    assert f"byte {tail}: latent_scale e8m0, slot 0, dim 384" in picture.svg
+    assert f"byte {tail + 1}: padding" in picture.svg
+    assert f"byte {first + page.nbytes // 4 - 1}: padding" in picture.svg  # up to the next page
+
+
+def test_bytes_that_lie_apart_are_listed_beside_each_other(sound: Any) -> None:
+    heads_first = Format.parse("head:2 layer:8 page:4 slot:2 dim:4 k.bf16")
+    picture = heads_first.draw(page=3, layer=5)
+    sound(picture)
+    shown = {int(byte) for byte in re.findall(r"<title>byte (\d+): k", picture.svg)}
+    where = {heads_first.where("k", layer=5, page=3, slot=s, head=h, dim=d) for s in (0, 1) for h in (0, 1) for d in
+             range(4)}
+    assert shown == where | {byte + 1 for byte in where}
+
+
+def test_a_page_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"page is 4: must be in \[0, 4\)"):
+        known_format("mla.656").draw(page=4)

@@ -1,0 +1,73 @@
+"""docs/formats.md, from the catalogue of formats.
+
+    python tools/formats.py    # writes it; tests/formats/test_page.py says when it is not up to date
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvlab.formats import CATALOGUE, STORED, known_format
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "formats.md"
+
+HEAD = """\
+# Formats of KV caches
+
+Which byte of a cache holds which element, as data: `kvlab.formats`. A format is a line of text; `Format.parse` reads
+it, `Format.print` writes it, `encode` and `decode` go from values to bytes and back, `draw` shows a page or a row.
+
+```python
+from kvlab.formats import Format, known_format
+
+row = known_format("mla.656", pages=4, page_size=64)
+stored = row.encode(latent, rope)          # uint8 [row.nbytes]
+row.where("rope", page=1, slot=2, dim=3)   # a byte
+row.at(540)                                # what lies there, in words
+row.draw(row=True)
+```
+
+The grammar is in the docstring of `kvlab.formats.Format`: axes from the outermost to the innermost, groups of fields,
+element types. Scales belong to the values of their name: value = code * scale + min. Several tensors (K and
+V, scales) are one format, one after the other, in the order in which the text names them.
+
+Each format below has its own anchor, which stays. Facts are from the named sources; the bytes are tested against the
+shapes that they state.
+
+## Element types
+
+| name | bits | largest |
+|---|---|---|
+"""
+
+MIDDLE = """
+
+`s4`, `u4`, `b4` and `e2m1` are half bytes: of two neighbours the first is the low half; `-dim:2` turns that round. `b4`
+is stored as the number plus 8. `e8m0` is a power of two.
+
+## The formats
+
+`L` layers, `P` pages, `N` slots of a page, `H` KV heads, `D` dims; `R` are the D/2 + D/16 bytes of a row, `Q` is D/4.
+Bytes of a token count all heads of one layer for 8 heads of 128 dims, pages of 64 tokens, with scales and padding.
+
+| format | bytes of a token |
+|---|---|
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    types = [f"| `{one.name}` | {one.bits} | {one.largest:g} |" for one in STORED.values()]
+    index, told = [], []
+    for name, known in CATALOGUE.items():
+        size = known_format(name, page_size=64).bytes_per_token
+        index.append(f"| [{name}](#{known.anchor}) | {size:g} |")
+        told.append(
+            f'\n<a id="{known.anchor}"></a>\n\n### {name}\n\n{known.words[0].upper()}{known.words[1:]}.\n\n'
+            f"```\n{known.text}\n```\n\nSource: {known.source}.\n"
+        )
+    return HEAD + "\n".join(types) + MIDDLE + "\n".join(index) + "\n" + "".join(told)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -32,6 +32,24 @@ Called by name: `from kvlab.viz import draw_cure`.
 """
 
 FOOT = """
+## With knobs
+
+`kvlab.viz.explore(obj)` shows a `Swizzle`, a `SwizzledTile` or the `Wavefronts` of an instruction with sliders: plain
+beside swizzled, each pass of the instruction, what a lane asks for in all of it. Its knobs are attributes:
+
+```python
+from kvlab.layout import Swizzle
+from kvlab.viz import explore
+
+shown = explore(Swizzle(3, 4, 3, "byte"))
+shown.set(access="ld.shared.b32 down a column", lane=5)
+shown.save("swizzle.html")
+```
+
+In a notebook it is a widget where anywidget is installed: what is moved by hand is read as `shown.bits`. `save` writes
+one page that needs nothing else; a state has an address, `swizzle.html#bits=2&lane=9`. Arrow keys
+count passes and lanes.
+
 ## A picture of your own class
 
 ```python

@@ -41,14 +41,19 @@ def register(cls: type | str, drawer: Callable[..., Any] | str) -> None:
 
 def drawer_of(cls: type) -> Callable[..., Any] | None:
     """Drawer of the objects of a class: the function of the nearest of its bases that has one."""
+    return function_of(cls, _DRAWERS)
+
+
+def function_of(cls: type, table: dict[type | str, Callable[..., Any] | str]) -> Callable[..., Any] | None:
+    """Function of a class in a table such as that of the drawers: that of the nearest of its bases, or None."""
     for base in cls.__mro__:
-        for key, drawer in reversed(_DRAWERS.items()):
+        for key, function in reversed(table.items()):
             if key is base or (isinstance(key, str) and _names(key, base)):
-                if isinstance(drawer, str):
-                    module, _, name = drawer.partition(":")
+                if isinstance(function, str):
+                    module, _, name = function.partition(":")
                     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
                     return found
-                return drawer
+                return function
     return None
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .coalescing import draw_coalescing as draw_coalescing
     from .copy_plan import draw_copy_plan as draw_copy_plan
     from .descriptor import draw_descriptor as draw_descriptor
+    from .explorer.explore import Explorer as Explorer
+    from .explorer.explore import explore as explore
     from .fragment_map import draw_fragment_map as draw_fragment_map
     from .gather4 import draw_gather4 as draw_gather4
     from .grid import draw_composed_layout as draw_composed_layout
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from .linear_layout import draw_thread_values as draw_thread_values
     from .lockstep import draw_lockstep as draw_lockstep
     from .model.copy_plan import CopyPlan as CopyPlan
+    from .one_diagonal import draw_one_diagonal as draw_one_diagonal
     from .page_table import draw_page_table as draw_page_table
     from .path import BytePath as BytePath
     from .path import draw_path_of_a_byte as draw_path_of_a_byte
@@ -59,6 +62,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_thread_values": ("linear_layout", ""),
     "draw_tile_tensor": ("tile_tensor", "kvlab.layout:TileBase"),
     "draw_swizzle": ("swizzle", "kvlab.layout:Swizzle"),
+    "draw_one_diagonal": ("one_diagonal", ""),
     "draw_punch_card": ("punch_card", "kvlab.hardware:Wavefronts"),
     "draw_cure": ("punch_card", "kvlab.hardware:Cure"),
     "draw_coalescing": ("coalescing", "kvlab.hardware:Coalescing"),
@@ -91,10 +95,12 @@ PICTURES: dict[str, tuple[str, str]] = {
 _FILES = {name: file for name, (file, _) in PICTURES.items()} | {
     "BytePath": "path",
     "Canvas": "pen.svg",
+    "Explorer": "explorer.explore",
     "CopyPlan": "model.copy_plan",
     "Picture": "pen.picture",
     "RooflinePoint": "charts.roofline",
     "draw": "pen.dispatch",
+    "explore": "explorer.explore",
     "save": "pen.dispatch",
 }
 

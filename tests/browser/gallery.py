@@ -315,6 +315,9 @@ GALLERY: dict[str, Callable[[], Any]] = {
         wavefronts("ds_read_b128", WAVE * 16, arch="gfx950"),
     ),
     "cure, found": lambda: best_padding((16, 64), "bf16", "ldmatrix.x4"),
+    "one diagonal": lambda: viz.draw_one_diagonal(TILE),
+    "one diagonal, pieces of 4 bytes": lambda: viz.draw_one_diagonal(Swizzle(5, 0, 5, "fp32")),
+    "one diagonal, gfx950": lambda: viz.draw_one_diagonal(Swizzle(3, 0, 4, "vector"), row_bytes=256, arch="gfx950"),
     "tiles beside": lambda: viz.draw_tiles_beside(TILE, TILE.plain(), names=("swizzled", "plain"), rows=8),
     "tiles beside, gfx950": lambda: viz.draw_tiles_beside(
         TILE, np.stack(np.divmod(np.arange(1024), 16), -1)[: 8 * TILE.rows], names=("swizzled", "halves"), banks=64

@@ -27,10 +27,29 @@ def lab(chromium: Any, outputs: dict[str, dict[str, str]], tmp_path_factory: Any
     nbformat.write(notebook_of(outputs), folder / "notebooks" / "gallery.ipynb")
     for read in ("benchmarks", "tests"):  # notebooks read records in them
         (folder / read).symlink_to(NOTEBOOKS.parent / read)
+    nbformat.write(explorers(), folder / "notebooks" / "explorers.ipynb")
     for name in RUN:
         shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder / "notebooks")
     with jupyterlab(folder) as url:
         yield url
+
+
+CELLS = (
+    """from kvlab.layout import Swizzle
+from kvlab.viz import explore
+
+shown = explore(Swizzle(3, 4, 3, "byte"))
+shown""",
+    "print(shown.bits, shown.lane)",
+    "shown.set(lane=20, column=3)",
+)
+
+
+def explorers() -> Any:
+    """A notebook with an explorer, what it says to Python, what Python says to it."""
+    notebook = notebook_of({})
+    notebook.cells = [nbformat.v4.new_code_cell(text) for text in CELLS]
+    return notebook
 
 
 def enter(tab: Any, url: str, notebook: str, theme: str) -> None:
@@ -80,4 +99,31 @@ def test_a_notebook_runs_and_is_legible(name: str, theme: str, lab: str, page: C
     found = tab.tab.query_selector_all(OURS)
     assert len(found) >= 3
     assert not tab.faults_of({f"output {number}": one for number, one in enumerate(found, 1)})
+    assert not tab.errors
+
+
+RUN_ONE = """async (index) => {
+  const notebook = jupyterapp.shell.currentWidget;
+  await jupyterapp.restored; await notebook.context.ready; await notebook.sessionContext.ready;
+  await notebook.sessionContext.session.kernel.info;
+  notebook.content.activeCellIndex = index;
+  return await jupyterapp.commands.execute("notebook:run-cell");
+}"""
+
+
+def test_an_explorer_and_python_have_one_state(lab: str, page: Callable[..., Any]) -> None:
+    """Rests on a law: a knob that is moved by hand is read in Python, and what Python sets moves."""
+    tab = page("light", width=1400)
+    enter(tab, lab, "explorers", "dark")
+    at = tab.tab
+    at.evaluate(RUN_ONE, 0)
+    at.wait_for_selector(".kvlab-explorer svg text")
+    at.locator(".kvlab-explorer input[name=bits]").fill("2")
+    at.locator("rect[data-set='{\"lane\":9}']").last.hover()
+    at.evaluate(RUN_ONE, 1)
+    at.wait_for_function("() => document.body.innerText.includes('2 9')")
+    at.evaluate(RUN_ONE, 2)
+    at.wait_for_function("() => document.querySelector('.kvlab-explorer').textContent.includes('T20: row 4')")
+    assert at.input_value(".kvlab-explorer input[name=column]") == "3"
+    assert not tab.faults(at.query_selector(".jp-OutputArea-output:has(.kvlab-explorer)"))
     assert not tab.errors

@@ -58,11 +58,14 @@ def test_the_page_of_the_documents_is_written_from_the_table() -> None:
     assert set(re.findall(r"`(draw_\w+)` in ", text)) == set(PICTURES)
 
 
-def test_what_the_page_says_of_an_own_class_works(registry: dict[Any, Any]) -> None:
+def test_what_the_page_says_works(registry: dict[Any, Any], monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    knobs, block = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     before = len(registry)
     names: dict[str, Any] = {}
     exec(compile(block, "pictures.md", "exec"), names)
     assert len(registry) == before + 1
     assert viz.draw(names["Ring"](8)).title == "A ring of 8 slots"
+    exec(compile(knobs, "pictures.md", "exec"), names)
+    assert (tmp_path / "swizzle.html").exists()

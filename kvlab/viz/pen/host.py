@@ -73,8 +73,20 @@ def view(name: str, body: str, *, rules: str, label: str) -> str:
     >>> ".kvlab-view:not(#_) td{color:var(--kvlab-soft)}" in text
     True
     """
+    return (
+        f'<div class="kvlab-view {name}" role="figure" aria-label="{html.escape(label)}"><style>{style(rules)}</style>'
+        f"{body}</div>"
+    )
+
+
+def style(rules: str) -> str:
+    """CSS of all boxes of class ``kvlab-view``: that of :func:`view`, for a page that brings the boxes itself.
+
+    >>> ".kvlab-view:not(#_) td{color:red}" in style("td{color:red}")
+    True
+    """
     plain = "".join(f"--kvlab-{name}:{light};" for name, (light, _) in _COLOURS.items())
-    style = "\n".join(
+    return "\n".join(
         [
             f"{_VIEW}{{{plain}}}",
             f"@supports (color:light-dark(#000,#fff)){{{_VIEW}{{{words(*_COLOURS)}}}}}",
@@ -82,10 +94,6 @@ def view(name: str, body: str, *, rules: str, label: str) -> str:
             scheme(_VIEW),
             _scoped(rules),
         ]
-    )
-    return (
-        f'<div class="kvlab-view {name}" role="figure" aria-label="{html.escape(label)}"><style>{style}</style>'
-        f"{body}</div>"
     )
 
 

@@ -36,7 +36,7 @@ _OWN = (
     "letter-spacing:normal;word-spacing:normal;text-transform:none;font-style:normal;font-variant:normal;"
     "text-shadow:none;direction:ltr"
 )
-_INLINE = (
+INLINE = (
     f"svg.kvlab:not(#_),svg.kvlab:not(#_) *{{{_OWN}}}"
     f"@supports (color:light-dark(#000,#fff)){{svg.kvlab{{{words('accent', 'alarm')}}}}}{scheme('svg.kvlab')}"
     "svg.kvlab{--kvlab-paper:var(--jp-layout-color0,var(--vscode-editor-background,Canvas))}" + _HOVER
@@ -88,7 +88,7 @@ class Picture(Shown):
     @property
     def inline(self) -> str:
         """An element for an HTML page: text in the page's own colour, no background."""
-        return self._element(_INLINE, "")
+        return self._element(INLINE, "")
 
     def resolved(self, theme: str = "light") -> str:
         """The picture in one theme, ``"light"`` or ``"dark"``, with plain colours: for programs that know no CSS."""

@@ -1,0 +1,269 @@
+// The explorer: one ES module for notebooks (anywidget calls render) and for a page (mount). It asks for nothing else.
+//
+// A scene is {kind, data, knobs}; a state is {knob: value}. drawn(scene, state) is the picture: a pure function of both.
+// A knob is {low, high} (a slider) or {options} (a choice), with what it is called in `label`.
+const HUES = ["#5845a4", "#d69468", "#936295", "#bacd66", "#538f6b", "#d6a3d0", "#955303", "#5f93e1"];
+const ACCENT = "var(--kvlab-accent,#c4006a)", ALARM = "var(--kvlab-alarm,#c9201c)", PAPER = "var(--kvlab-paper,#fff)";
+const MONO = "ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace";
+const onHue = (hue) => ([0, 2, 6].includes(hue) ? "#fff" : "#000");
+const many = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+const range = (n) => Array.from({length: n}, (_, i) => i);
+const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
+
+// ---- SVG text
+const safe = (text) => String(text).replace(/[&<>"]/g, (c) => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
+const tag = (name, marks, inside = "") => {
+  const words = Object.entries(marks).filter(([, v]) => v !== undefined);
+  return `<${name} ${words.map(([k, v]) => `${k}="${typeof v === "number" ? +v.toFixed(2) : safe(v)}"`).join(" ")}>${inside}</${name}>`;
+};
+const rect = (x, y, width, height, marks = {}) => tag("rect", {x, y, width, height, fill: "none", ...marks});
+const text = (x, y, words, marks = {}) => tag("text", {x, y, "font-size": 10, ...marks}, safe(words));
+const quiet = {opacity: 0.75}, bold = {"font-weight": 600}, right = {"text-anchor": "end"}, middle = {"text-anchor": "middle"};
+const box = (x, y, width, height, stroke = ACCENT, wide = 2.5) => // set off from any colour around it
+  rect(x, y, width, height, {stroke: PAPER, "stroke-width": wide + 2}) + rect(x, y, width, height, {stroke, "stroke-width": wide});
+const hot = (x, y, width, height, change, title) => // what sets the state when the pointer comes
+  rect(x, y, width, height, {"data-set": JSON.stringify(change), "pointer-events": "all"}).replace("></rect>", title ? `><title>${safe(title)}</title></rect>` : "></rect>");
+const cells = (parts) => { // [[colour, x, y, width, height]]: a path for each colour
+  const paths = new Map();
+  for (const [fill, x, y, w, h] of parts) paths.set(fill, (paths.get(fill) ?? "") + `M${+x.toFixed(2)} ${+y.toFixed(2)}h${+w.toFixed(2)}v${+h.toFixed(2)}h-${+w.toFixed(2)}z`);
+  return [...paths].map(([fill, d]) => tag("path", {d, fill})).join("");
+};
+const wrapped = (x, y, words, marks = {}, room = 852, size = 11) => { // lines of text, and the y below them
+  const lines = [""];
+  for (const word of String(words).split(" ")) {
+    const longer = lines.at(-1) ? `${lines.at(-1)} ${word}` : word;
+    if (longer.length * size * 0.56 > room) lines.push(word); else lines[lines.length - 1] = longer;
+  }
+  return [lines.map((line, i) => text(x, y + i * (size + 4), line, {"font-size": size, ...marks})).join(""), y + lines.length * (size + 4)];
+};
+
+// ---- the rules: the same numbers as kvlab.hardware's and kvlab.layout's
+export const swizzled = (byte, {bits, base, shift}) => byte ^ ((byte & (((1 << bits) - 1) << (base + shift))) >> shift);
+
+// op: {unit, groups, phases, shares, merges, repeats}; address [lanes], -1 for a lane that does not take part.
+export function wavefronts(op, address) {
+  const vector = address.map((a) => (a < 0 ? -1 : Math.floor(a / op.unit)));
+  const merged = op.merges && [1, 2].some((far) => vector.every((v, l) => v < 0 || vector[l ^ far] < 0 || v === vector[l ^ far]));
+  const phases = merged ? range(op.phases.length / 2).map((i) => [...op.phases[2 * i], ...op.phases[2 * i + 1]]) : op.phases;
+  const phase = address.map(() => -1), turn = address.map(() => -1), passes = [];
+  phases.forEach((lanes, number) => {
+    const queue = new Map();
+    let most = 0;
+    for (const lane of [...lanes].sort((a, b) => vector[a] - vector[b])) {
+      if (vector[lane] < 0) continue;
+      const group = vector[lane] % op.groups, waiting = queue.get(group) ?? [];
+      if (!op.shares || waiting.at(-1) !== vector[lane]) waiting.push(vector[lane]);
+      queue.set(group, waiting);
+      phase[lane] = number;
+      turn[lane] = waiting.length - 1;
+      most = Math.max(most, waiting.length);
+    }
+    passes.push(most);
+  });
+  const before = passes.map((_, i) => total(passes.slice(0, i)));
+  return {
+    wavefronts: total(passes) * op.repeats, ideal: passes.filter((n) => n).length * op.repeats, phase, turn, passes,
+    served: phase.map((p, l) => (p < 0 ? -1 : before[p] + turn[l])), // number of the pass that serves each lane
+  };
+}
+
+// Byte addresses of an access [lanes], before a swizzle: rows of the tile, moved along by `column` vectors of 16 bytes.
+export const logical = (access, {row_bytes, column}) =>
+  access.row.map((row, lane) => (row < 0 ? -1 : row * row_bytes + ((access.byte[lane] + 16 * column) % row_bytes)));
+
+const SCENES = {};
+
+// ---- an access to a swizzled tile: plain beside swizzled, passes one by one
+SCENES.access = {
+  keys: {ArrowRight: ["step", 1], ArrowLeft: ["step", -1], ArrowDown: ["lane", 1], ArrowUp: ["lane", -1]},
+  play: "step",
+  last: (data, state) => Math.max(...sides(data, state).map((side) => total(side.count.passes))),
+  draw(data, state) {
+    const both = sides(data, state), access = data.accesses[state.access], {banks} = access, lanes = access.row.length;
+    const [plain, cured] = both, name = `Sw<${state.bits},${state.base},${state.shift}>`;
+    const same = state.bits ? name : "no swizzle";
+    const title = `${state.access} on ${data.arch}: ${many(plain.count.wavefronts, "wavefront")} ${data.plain}, ${cured.count.wavefronts} with ${same}, ideal ${cured.count.ideal}`;
+    const touched = [...new Set(both.flatMap((side) => side.address.filter((a) => a >= 0).map((a) => Math.floor(a / (4 * banks)))))].sort((a, b) => a - b);
+    const rows = [...new Set([...touched, ...range(16)])].slice(0, 16).sort((a, b) => a - b);
+    const piece = state.bits ? Math.min(16, 1 << state.base) : 16, W = 360, HIGH = 18, TOP = 84;
+    const wide = (W * piece) / (4 * banks), CARD = TOP + 16 * HIGH + 66, lane_h = 224 / lanes, bank_w = W / banks;
+    const ground = [], marks = [];
+    both.forEach((side, number) => {
+      const X = 60 + 428 * number, at = (a) => [X + ((a % (4 * banks)) / (4 * banks)) * W, TOP + HIGH * rows.indexOf(Math.floor(a / (4 * banks)))];
+      ground.push(text(X, TOP - 22, `${side.name}: ${many(side.count.wavefronts, "wavefront")}`, {"font-size": 12, ...bold}));
+      ground.push(text(X - 6, TOP - 6, "byte", {...right, ...quiet}));
+      for (let group = 0; group < 8; group++) ground.push(text(X + (group + 0.5) * (W / 8), TOP - 6, `${(group * banks) / 8}–${((group + 1) * banks) / 8 - 1}`, {...middle, ...quiet}));
+      const fills = [], words = [];
+      rows.forEach((row, y) => {
+        ground.push(text(X - 6, TOP + y * HIGH + 13, row * 4 * banks, {...right, ...quiet, "font-family": MONO}));
+        for (let i = 0; i < (4 * banks) / piece; i++) {
+          const origin = swizzled(row * 4 * banks + i * piece, side.swizzle), tile_row = Math.floor(origin / state.row_bytes), vector = Math.floor((origin % state.row_bytes) / 16);
+          fills.push([HUES[vector % 8], X + i * wide, TOP + y * HIGH, wide - (wide > 8 ? 1 : 0), HIGH - 1]);
+          if (wide >= 40) words.push(text(X + (i + 0.5) * wide - 0.5, TOP + y * HIGH + 13, `${tile_row},${vector}`, {fill: onHue(vector % 8), ...middle}));
+        }
+      });
+      ground.push(cells(fills), tag("g", {"font-family": MONO}, words.join("")));
+      // ticks: one for each pass
+      const ticks = total(side.count.passes), done = Math.min(state.step, ticks), tick = Math.min(11, (W + 1) / ticks), ty = TOP + 16 * HIGH + 10;
+      marks.push(range(ticks).map((i) => rect(X + i * tick, ty, tick - 2, 14, {fill: i < done ? (i === done - 1 ? ACCENT : "currentColor") : "currentColor", opacity: i < done ? 1 : 0.18})).join(""));
+      marks.push(text(X, ty + 28, done ? `pass ${done} of ${ticks}${done === ticks ? ": all lanes served" : ""}` : `${many(ticks, "pass").replace("passs", "passes")} to come`, {"font-size": 11}));
+      // lanes in the tile
+      const nbytes = access.nbytes;
+      side.address.forEach((a, lane) => {
+        if (a < 0 || !rows.includes(Math.floor(a / (4 * banks)))) return;
+        const [x, y] = at(a), w = Math.max((nbytes / (4 * banks)) * W, 5) - 1, when = side.count.served[lane];
+        if (when < done - 1) marks.push(rect(x + 1, y + 1, w - 2, HIGH - 3, {stroke: "#000", "stroke-width": 1.2}));
+        else if (when === done - 1) marks.push(box(x + 1, y + 1, w - 2, HIGH - 3));
+        else if (!done) marks.push(rect(x + 1, y + 1, w - 2, HIGH - 3, {stroke: "#000", "stroke-width": 1.6}));
+        if (lane === state.lane) marks.push(rect(x - 1, y - 1, w + 2, HIGH + 1, {stroke: "currentColor", "stroke-width": 3}));
+        marks.push(hot(x, y, w, HIGH, {lane}, `lane ${lane}: byte ${a}, bank ${Math.floor(a / 4) % banks}`));
+      });
+      // punch card: lanes x banks
+      ground.push(text(X, CARD - 6, "lane ↓  bank →   a mark: the lane wants the bank; red: it has to wait for others", quiet));
+      ground.push(rect(X, CARD, W, lanes * lane_h, {fill: "currentColor", opacity: 0.05}));
+      for (let lane = 0; lane < lanes; lane += 8) ground.push(text(X - 6, CARD + lane * lane_h + 9, `T${lane}`, {...right, ...quiet}));
+      const dots = {done: "", now: "", waiting: "", first: ""};
+      side.address.forEach((a, lane) => {
+        if (a < 0) return;
+        const when = side.count.served[lane], kind = !done ? (side.count.turn[lane] ? "waiting" : "first") : when < done - 1 ? "done" : when === done - 1 ? "now" : side.count.turn[lane] ? "waiting" : "first";
+        for (let word = 0; word < Math.max(nbytes, 4) / 4; word++) {
+          const bank = (Math.floor(a / 4) + word) % banks;
+          dots[kind] += `M${(X + bank * bank_w + 1).toFixed(1)} ${(CARD + lane * lane_h + 1).toFixed(1)}h${(bank_w - 2).toFixed(1)}v${Math.max(lane_h - 2, 2).toFixed(1)}h-${(bank_w - 2).toFixed(1)}z`;
+        }
+      });
+      const looks = {done: ["currentColor", 0.35], now: [ACCENT, 1], waiting: [ALARM, 0.75], first: ["currentColor", 0.85]};
+      for (const [kind, d] of Object.entries(dots)) if (d) marks.push(tag("path", {d, fill: looks[kind][0], opacity: looks[kind][1]}));
+      for (let lane = 0; lane < lanes; lane++) {
+        if (lane === state.lane) marks.push(rect(X - 1, CARD + lane * lane_h - 1, W + 2, lane_h + 2, {stroke: "currentColor", "stroke-width": 2}));
+        marks.push(hot(X - 34, CARD + lane * lane_h, W + 34, lane_h, {lane}));
+      }
+    });
+    const BITS = CARD + 224 + 34, count = Math.max(11, state.base + state.shift + state.bits);
+    ground.push(text(24, BITS + 14, "bits of a byte address", quiet));
+    for (let bit = count - 1; bit >= 0; bit--) {
+      const x = 150 + (count - 1 - bit) * 24, from = state.bits && bit >= state.base + state.shift && bit < state.base + state.shift + state.bits, into = state.bits && bit >= state.base && bit < state.base + state.bits;
+      ground.push(rect(x, BITS, 22, 20, {fill: from ? "currentColor" : "none", stroke: into ? ACCENT : "currentColor", "stroke-width": into ? 2.5 : 0.6}));
+      ground.push(text(x + 11, BITS + 14, bit, {...middle, fill: from ? PAPER : "currentColor"}));
+    }
+    ground.push(text(150 + count * 24 + 8, BITS + 14, state.bits ? "filled bits are XORed into the outlined ones" : "no bit changes", quiet));
+    const a = plain.address[state.lane], b = cured.address[state.lane];
+    const words = a === undefined || a < 0 ? `T${state.lane} gives no address` :
+      `T${state.lane}: row ${access.row[state.lane]}, byte ${a % state.row_bytes} of the row; plain at byte ${a}, bank ${Math.floor(a / 4) % banks}, pass ${plain.count.served[state.lane] + 1}; with ${same} at byte ${b}, bank ${Math.floor(b / 4) % banks}, pass ${cured.count.served[state.lane] + 1}`;
+    marks.push(text(24, BITS + 42, words, {"font-size": 11}));
+    return {title, width: 900, height: BITS + 58, layers: [ground.join(""), marks.join("")]};
+  },
+};
+export function sides(data, state) {
+  const access = data.accesses[state.access], plain = logical(access, state);
+  return [
+    {name: data.plain, swizzle: {bits: 0, base: 4, shift: 3}},
+    {name: state.bits ? `Sw<${state.bits},${state.base},${state.shift}> (byte)` : "no swizzle", swizzle: state},
+  ].map((side) => {
+    const address = plain.map((a) => (a < 0 ? -1 : swizzled(a, side.swizzle)));
+    return {...side, address, count: wavefronts(access, address)};
+  });
+}
+
+// ---- what holds a scene: controls, picture, pointer, keys
+export function drawn(scene, state) {
+  const {title, width, height, layers} = SCENES[scene.kind].draw(scene.data, state);
+  const [lines] = wrapped(24, 26, title, bold, width - 48, 15);
+  return {title, width, height, layers: [lines, ...layers]};
+}
+
+const fits = (knob, value) => (knob.options ? knob.options.includes(value) : Number.isInteger(value) && value >= knob.low && value <= knob.high);
+const control = (name, knob) => knob.options
+  ? `<label>${safe(knob.label)} <select name="${name}">${knob.options.map((one) => `<option>${safe(one)}</option>`).join("")}</select></label>`
+  : `<label>${safe(knob.label)} <input type="range" name="${name}" min="${knob.low}" max="${knob.high}"> <output name="${name}"></output></label>`;
+
+// model: {get() -> state, set(changes), watch(call)}
+export function mount(el, scene, model) {
+  const {keys = {}, play, last} = SCENES[scene.kind], {knobs} = scene;
+  el.classList.add("kvlab-view", "kvlab-explorer");
+  el.setAttribute("role", "figure");
+  el.innerHTML = `<form>${Object.entries(knobs).map(([name, knob]) => control(name, knob)).join("")}${play ? `<button type="button">▶ play</button>` : ""}</form><div class="picture" tabindex="0"></div>`;
+  const form = el.querySelector("form"), picture = el.querySelector(".picture");
+  let svg, shown = [], timer;
+  const paint = () => {
+    const state = model.get(), {title, width, height, layers} = drawn(scene, state);
+    for (const name in knobs) for (const one of form.querySelectorAll(`[name="${name}"]`)) if (one.value !== String(state[name])) one.value = state[name];
+    if (!svg || svg.childElementCount !== layers.length || svg.getAttribute("viewBox") !== `0 0 ${width} ${height}`) {
+      picture.innerHTML = `<svg xmlns="http://www.w3.org/2000/svg" class="kvlab" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" role="img" fill="currentColor" font-family="system-ui,'Segoe UI','DejaVu Sans',sans-serif" style="max-width:100%;height:auto">${"<g></g>".repeat(layers.length)}</svg>`;
+      svg = picture.firstElementChild;
+      shown = [];
+    }
+    layers.forEach((layer, i) => { if (layer !== shown[i]) svg.children[i].innerHTML = layer; });
+    shown = layers;
+    svg.setAttribute("aria-label", title);
+    el.setAttribute("aria-label", title);
+  };
+  const set = (changes) => {
+    const state = model.get(), kept = Object.entries(changes).filter(([name, value]) => name in knobs && fits(knobs[name], value) && state[name] !== value);
+    if (kept.length) model.set(Object.fromEntries(kept));
+  };
+  const stop = () => { clearInterval(timer); timer = undefined; };
+  form.addEventListener("input", ({target}) => {
+    const knob = knobs[target.name];
+    if (knob) set({[target.name]: knob.options ? knob.options.find((one) => String(one) === target.value) : +target.value});
+  });
+  form.addEventListener("submit", (event) => event.preventDefault());
+  const point = ({target, clientX, clientY}) => {
+    if (target.dataset?.set) set(JSON.parse(target.dataset.set));
+    else if (target.dataset?.grid) { // a grid of equal cells: [name, count] across, [name, count] down
+      const [[across, columns], [down, rows]] = JSON.parse(target.dataset.grid), r = target.getBoundingClientRect();
+      set({[across]: Math.min(columns - 1, Math.floor(((clientX - r.left) / r.width) * columns)), [down]: Math.min(rows - 1, Math.floor(((clientY - r.top) / r.height) * rows))});
+    }
+  };
+  picture.addEventListener("pointermove", point);
+  picture.addEventListener("pointerdown", point);
+  picture.addEventListener("keydown", (event) => {
+    const move = keys[event.key];
+    if (!move || !(move[0] in knobs)) return;
+    event.preventDefault();
+    set({[move[0]]: model.get()[move[0]] + move[1]});
+  });
+  form.querySelector("button")?.addEventListener("click", () => {
+    if (timer) return stop();
+    const end = Math.min(last(scene.data, model.get()), knobs[play].high);
+    if (model.get()[play] >= end) set({[play]: knobs[play].low});
+    timer = setInterval(() => { const now = model.get()[play]; if (now >= end) stop(); else set({[play]: now + 1}); }, 450);
+  });
+  const forget = model.watch(paint);
+  paint();
+  return () => { stop(); forget?.(); };
+}
+
+// A page of its own: the state stands behind the # of its address.
+export function page(el, scene, start) {
+  const {knobs} = scene, calls = [];
+  let state = {...start};
+  const read = () => {
+    for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
+      const found = knobs[name]?.options ? knobs[name].options.find((one) => String(one) === value) : +value;
+      if (name in knobs && found !== undefined && fits(knobs[name], found)) state = {...state, [name]: found};
+    }
+    calls.forEach((call) => call());
+  };
+  read();
+  window.addEventListener("hashchange", read);
+  return mount(el, scene, {
+    get: () => state,
+    set(changes) {
+      state = {...state, ...changes};
+      history.replaceState(null, "", `#${new URLSearchParams(Object.entries(state).filter(([name, value]) => value !== start[name]))}`);
+      calls.forEach((call) => call());
+    },
+    watch(call) { calls.push(call); },
+  });
+}
+
+// anywidget: the state stands in the traits of the model.
+function render({model, el}) {
+  const scene = model.get("scene"), names = Object.keys(scene.knobs);
+  return mount(el, scene, {
+    get: () => Object.fromEntries(names.map((name) => [name, model.get(name)])),
+    set(changes) { for (const [name, value] of Object.entries(changes)) model.set(name, value); model.save_changes(); },
+    watch(call) { names.forEach((name) => model.on(`change:${name}`, call)); return () => names.forEach((name) => model.off(`change:${name}`, call)); },
+  });
+}
+export default {render};

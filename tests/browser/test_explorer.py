@@ -1,0 +1,112 @@
+"""Explorers in a browser: what the module computes, what a reader moves, what the page's address says.
+
+Rests on: the package's own arithmetic, which rests on the hardware's records (the module repeats it in another
+language); laws (a picture is a function of its state; legible as in ``test_hosts.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlab.hardware import INSTRUCTIONS, get_arch, wavefronts
+from kvlab.hardware.banks.count import count_wavefronts
+from kvlab.layout import Swizzle
+from kvlab.viz import explore
+from kvlab.viz.explorer.access import _shown
+from kvlab.viz.explorer.explore import module
+from kvlab.viz.model.accesses import TileRead, tile_reads
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def js(chromium: Any) -> Iterator[Callable[[str, Any], Any]]:
+    """``js(body, argument)`` runs a function body of (m, x) with the module as m."""
+    tab = chromium.new_page()
+    tab.set_content("<!doctype html><body></body>")
+    as_file = "URL.createObjectURL(new Blob([text], {type: 'text/javascript'}))"
+    tab.evaluate(f"async (text) => {{ window.m = await import({as_file}); }}", module())
+    yield lambda body, argument: tab.evaluate(f"(x) => {{ const m = window.m; {body} }}", argument)
+    tab.close()
+
+
+def test_wavefronts_of_every_instruction_are_pythons(js: Callable[[str, Any], Any]) -> None:
+    """Random addresses of all instructions of two machines, some lanes inactive: passes, and who is served when."""
+    rng, cases, told = np.random.default_rng(7), [], []
+    for name, instruction in INSTRUCTIONS.items():
+        for arch in ("sm_90", "gfx950"):
+            machine = get_arch(arch)
+            if not instruction.exists_on(machine):
+                continue
+            for span, alike in ((6, 1), (40, 2), (9, 4)):
+                address = rng.integers(0, span, machine.warp_size // alike).repeat(alike) * 4 * instruction.nbytes
+                mask = None if instruction.matrices or alike == 1 else rng.random(machine.warp_size) < 0.7
+                found = wavefronts(name, address, mask=mask, arch=arch)
+                read = TileRead(found.op, np.zeros(1, np.int64), np.zeros(1, np.int64))
+                cases.append([_shown(read, machine), np.where(found.active, found.addresses, -1).tolist()])
+                told.append([found.wavefronts, found.ideal, found.phase.tolist(), found.pass_in_phase[:, 0].tolist()])
+    counted = js(
+        "return x.map(([op, at]) => m.wavefronts(op, at)).map((c) => [c.wavefronts, c.ideal, c.phase, c.turn])", cases
+    )
+    assert len(cases) > 100
+    assert counted == told
+
+
+def test_thousands_of_states_are_pythons(js: Callable[[str, Any], Any]) -> None:
+    """Each access, row, swizzle and column of the scene: the addresses of its lanes and its wavefronts."""
+    reads = tile_reads("sm_90")
+    data = explore(Swizzle(3, 4, 3, "byte")).scene.shown["data"]
+    swizzles = [(bits, base, shift) for bits in range(4) for base in (4, 5, 6) for shift in (3, 4, 5)]
+    states = [*itertools.product(reads, (32, 64, 128, 256, 512), swizzles, range(8))]
+    assert len(states) > 5000
+    counted = js(
+        """return x.states.map(([access, row_bytes, [bits, base, shift], column]) => {
+             const [plain, cured] = m.sides(x.data, {access, row_bytes, bits, base, shift, column});
+             return [plain.count.wavefronts, cured.count.wavefronts, cured.count.ideal, ...cured.address]; })""",
+        {"states": states, "data": data},
+    )
+    for name, read in reads.items():
+        mine = [(state, row) for state, row in zip(states, counted, strict=True) if state[0] == name]
+        plain = np.array([read.address(row_bytes, column) for (_, row_bytes, _, column), _ in mine])
+        moved = np.array([Swizzle(*how, "byte")(at) for ((_, _, how, _), _), at in zip(mine, plain, strict=True)])
+        (before, _, _), (after, ideal, _) = (count_wavefronts(read.op.name, at) for at in (plain, moved))
+        told = np.concatenate([before[:, None], after[:, None], ideal[:, None], moved], axis=1)
+        assert np.array_equal(np.array([row for _, row in mine]), told), name
+
+
+@pytest.mark.parametrize("prefers", ["light", "dark"])
+def test_a_page_is_legible_and_answers(prefers: str, page: Callable[..., Any], tmp_path: Path) -> None:
+    path = explore(Swizzle(3, 4, 3, "byte")).save(tmp_path / "explorer.html")
+    tab = page(prefers, width=960, height=900)
+    at = tab.tab
+    at.goto(path.as_uri())
+    assert not tab.faults(at.query_selector("body"))
+    title = ".kvlab-explorer svg g:first-child"
+    assert "32 wavefronts plain, 4 with Sw<3,4,3>" in at.text_content(title)
+    at.locator("input[name=bits]").fill("1")
+    assert "32 wavefronts plain, 16 with Sw<1,4,3>" in at.text_content(title)
+    at.locator("rect[data-set='{\"lane\":9}']").last.hover()
+    assert at.input_value("input[name=lane]") == "9"
+    at.locator(".picture").focus()
+    at.keyboard.press("ArrowDown")
+    at.keyboard.press("ArrowRight")
+    assert at.url.endswith("#bits=1&step=2&lane=10")
+    assert "T10: row 10" in at.text_content(".kvlab-explorer")
+    at.select_option("select[name=access]", "ld.shared.b32 along a row")
+    assert "1 wavefront plain" in at.text_content(title)
+    assert not tab.faults(at.query_selector("body"))
+    seen, address = at.inner_html(".picture"), at.url
+    at.goto("about:blank")
+    at.goto(address)
+    assert at.inner_html(".picture") == seen
+    at.select_option("select[name=access]", "ldmatrix.x4")
+    at.locator("button").click()
+    at.wait_for_function("location.hash.includes('step=3')")
+    assert not tab.errors
+    assert not tab.scrolls_sideways()

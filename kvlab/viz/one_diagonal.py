@@ -80,6 +80,8 @@ def draw_one_diagonal(
         f"row,{'vector' if piece == 16 else 'piece'}. Outlined: what the first {len(served)} lanes read. A tick is a "
         "pass."
     )
+    if len(served) > MOST_ROWS:
+        seen += f" {MOST_ROWS} rows are shown."
     return canvas.picture(title or f"{cure}: {len(served)} lanes of {name} take {told}{note}", caption or seen)
 
 
@@ -110,5 +112,4 @@ def _ticks(canvas: Canvas, x: float, y: float, passes: int, lanes: int) -> None:
             middle = x + step * number + 9
             canvas.text(middle, y + 13, str(number + 1), size=11, anchor="middle", fill=PAPER, weight=600)
     words = "all at once" if passes == 1 else f"{lanes} lanes wait for each other" if passes == lanes else ""
-    canvas.text(x + step * passes + 8, y + 13, words, size=11, opacity=QUIET)
-    canvas.extend(0, y + TICK - 2)
+    canvas.text(x, y + TICK + 12, words, size=11, opacity=QUIET)

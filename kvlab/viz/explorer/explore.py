@@ -124,8 +124,8 @@ class Explorer(Shown):
         return self.scene.still()
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Write one page that needs nothing else to the file ``path``, which ends in .html; its state stands behind the
-        ``#`` of its address."""
+        """Write one page that needs nothing else to the file ``path``, which ends in .html; the ``#`` of its address
+        names the state."""
         target = Path(path)
         if target.suffix.lower() != ".html":
             raise ValueError(f"path {str(path)!r} must end in .html")

@@ -5,6 +5,7 @@
 # make clean  remove what these have made
 #
 # make test-triton TRITON=3.9.0   interpreter and compile tests with another release of Triton
+# make test-transformers          models of transformers with its oldest release that is supported
 #
 # PYTHON=python3.12 names another interpreter; ARGS="..." goes to the demo or to pytest.
 
@@ -19,13 +20,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENVS := .ci-envs
 TRITON ?= 3.7.1
+TRANSFORMERS ?= 4.57.6
 NEEDS := pyproject.toml constraints.txt
 
 # $(call install,EXTRA): pip's own report, less the lines that say nothing happened.
 install = set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off -c constraints.txt -e '.[$(1)]' \
 	| sed -E '/^ *(Requirement already|Looking in|Obtaining|Using cached|Preparing|Installing b|Checking if|Getting req|Building|Created wheel|Stored in|Successfully (built|uninst)|Attempting|Found exist|Uninstalling)|\.metadata/d; s/ \(from .*\)$$//'
 
-.PHONY: demo test test-triton lab clean lint pytest
+# $(call beside,REQUIREMENT,OPTIONS): an environment of its own for what differs; the rest is found where it is already.
+define beside
+	@echo "kvlab: installing $(1) beside $(VENV)"
+	@rm -rf $(@D)
+	@$(BIN)/python -m venv --without-pip $(@D)
+	@$(@D)/bin/python -c 'import site, sys; packages = site.getsitepackages()[0]; \
+	  open(packages + "/beside.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
+	  "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')"
+	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --quiet $(2) $(1)
+	@touch $@
+endef
+
+.PHONY: demo test test-triton test-transformers lab clean lint pytest
 .NOTPARALLEL:
 
 demo: $(VENV)/.kernels
@@ -53,6 +67,11 @@ test-triton: $(ENVS)/triton-$(TRITON)/.ready
 	@echo "kvlab: interpreter and compile tests with Triton $(TRITON)"
 	@$(<D)/bin/python -c 'import triton; assert triton.__version__ == "$(TRITON)", triton.__version__'
 	@$(<D)/bin/python -m pytest -n auto --dist worksteal -m "(interpreter or compile or oracle) and not slow and not gpu" $(ARGS)
+
+test-transformers: $(ENVS)/transformers-$(TRANSFORMERS)/.ready
+	@echo "kvlab: models of transformers $(TRANSFORMERS)"
+	@$(<D)/bin/python -c 'import transformers as t; assert t.__version__ == "$(TRANSFORMERS)", t.__version__'
+	@$(<D)/bin/python -m pytest tests/integrations/test_transformers.py $(ARGS)
 
 lab: $(VENV)/.notebooks
 	@$(BIN)/python -m jupyterlab notebooks
@@ -82,13 +101,8 @@ $(BIN)/python:
 	@echo "kvlab: making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "kvlab: $(PYTHON) has no working venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 
-# An environment of its own for the one package that differs; the rest is found where it is installed already.
 $(ENVS)/triton-%/.ready: $(VENV)/.dev
-	@echo "kvlab: installing Triton $* beside $(VENV)"
-	@rm -rf $(@D)
-	@$(BIN)/python -m venv --without-pip $(@D)
-	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --quiet --no-deps triton==$*
-	@$(@D)/bin/python -c 'import site, sys; packages = site.getsitepackages()[0]; \
-	  open(packages + "/beside.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
-	  "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')"
-	@touch $@
+	$(call beside,triton==$*,--no-deps)
+
+$(ENVS)/transformers-%/.ready: $(VENV)/.dev
+	$(call beside,transformers==$*)

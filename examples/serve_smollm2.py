@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from kvlab.cache import OutOfPages
-from kvlab.integrations.transformers import KVLabCache, register
+from kvlab.integrations.transformers import CACHE_ARGUMENT, KVLabCache, register
 
 SHAPE = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
 SYSTEM = (
@@ -115,7 +115,7 @@ class Server:
             try:
                 view = self.cache.of([request.sequence])
                 ids = torch.tensor([part], device=self.ids.device)
-                logits = self.model(ids, cache=view, logits_to_keep=1).logits
+                logits = self.model(ids, **{CACHE_ARGUMENT: view}, logits_to_keep=1).logits
             except OutOfPages:
                 if len(self._holders()) == 1:
                     raise
@@ -166,7 +166,7 @@ class Server:
     def _forward(self) -> torch.Tensor:
         """Logits ``[slots, vocabulary]`` of the step begun last: the second is captured, later ones replayed."""
         def forward() -> Any:
-            return self.model(self.ids, position_ids=self.positions, cache=self.batch).logits[:, -1]
+            return self.model(self.ids, position_ids=self.positions, **{CACHE_ARGUMENT: self.batch}).logits[:, -1]
 
         if self.ids.device.type != "cuda":
             return forward()
@@ -206,11 +206,10 @@ class Server:
 def one_by_one(model: Any, request: Request, stop: int | None) -> list[int]:
     """What transformers writes for the prompt alone, with its own attention and cache."""
     model.set_attn_implementation("sdpa")
-    tokens, cache = list(request.tokens[: request.prompt]), None
+    tokens, cache = list(request.tokens[: request.prompt]), DynamicCache(config=model.config)
     ids = torch.tensor([tokens], device=model.device)
     for _ in range(request.limit):
-        out = model(ids, cache=cache, use_cache=True)
-        cache, ids = out.cache, out.logits[:, -1:].argmax(-1)
+        ids = model(ids, **{CACHE_ARGUMENT: cache}).logits[:, -1:].argmax(-1)
         tokens.append(int(ids))
         if tokens[-1] == stop:
             break

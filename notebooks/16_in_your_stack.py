@@ -38,7 +38,7 @@ from kvlab.exercise import check
 from kvlab.integrations import from_torch
 from kvlab.integrations.flash_attn import flash_attn_with_kvcache
 from kvlab.integrations.flashinfer import BatchDecodeWithPagedKVCacheWrapper
-from kvlab.integrations.transformers import KVLabCache, register
+from kvlab.integrations.transformers import CACHE_ARGUMENT, KVLabCache, register
 from kvlab.integrations.vllm import reshape_and_cache_flash, unified_attention
 from kvlab.viz import draw_page_table
 
@@ -153,7 +153,8 @@ written = {}
 for name in ("eager", "kvlab"):
     model.set_attn_implementation(name)
     pages = KVLabCache(model.config, num_pages=16, page_size=4) if name == "kvlab" else None
-    written[name] = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, cache=pages)
+    given = {CACHE_ARGUMENT: pages}  # cache=pages; past_key_values=pages before transformers 5.24
+    written[name] = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, **given)
 print("the same tokens:", bool(torch.equal(*written.values())))
 print(pages)
 held = pages.collection(0)
@@ -167,13 +168,13 @@ draw_page_table(held.lookup_table.numpy(), held.cache_lengths.numpy(), 4, pages=
 # %%
 prompt = KVLabCache(model.config, num_pages=16, page_size=4)
 with torch.no_grad():
-    model(ids[1:, :6], cache=prompt)
+    model(ids[1:, :6], **{CACHE_ARGUMENT: prompt})
 pool = prompt.pages.pool
 print("pages of the prompt:", pool.num_pages - pool.num_free)
 branches = [copy.deepcopy(prompt) for _ in range(3)]
 with torch.no_grad():
     for branch, new in zip(branches, (7, 8, 9), strict=True):
-        model(torch.tensor([[new]]), cache=branch)
+        model(torch.tensor([[new]]), **{CACHE_ARGUMENT: branch})
 print("each branch:", *(pool.pages(branch.sequences[0]) for branch in branches))
 
 # %% [markdown]
@@ -196,7 +197,7 @@ nbytes = None  # your answer
 # %%
 small = KVLabCache(model.config, num_pages=16, page_size=4, dtype=torch.float8_e4m3fn)
 with torch.no_grad():
-    copy.deepcopy(model).bfloat16()(ids[1:], cache=small)
+    copy.deepcopy(model).bfloat16()(ids[1:], **{CACHE_ARGUMENT: small})
 stored = small.pages.layers[0]
 check(
     nbytes, (stored.blocks.nbytes + stored.scales.nbytes) // (16 * 4),

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AttentionInterface
+import transformers
+from transformers import AttentionInterface, masking_utils
 from transformers.masking_utils import (
     AttentionMaskInterface,
-    bidirectional_mask_function,
     causal_mask_function,
     sliding_window_causal_mask_function,
 )
@@ -28,7 +28,8 @@ from kvlab.attention.call.options import Backend
 from kvlab.common.checks import require
 
 from .adapting import checked_tensors, in_names, lacks
-from .transformers_cache import NAME, PagedStates
+from .transformers_cache import CACHE_ARGUMENT as CACHE_ARGUMENT
+from .transformers_cache import NAME, Columns, PagedStates
 from .transformers_cache import KVLabCache as KVLabCache
 
 Array = np.ndarray[Any, Any]
@@ -79,14 +80,17 @@ class Visible:
 
 
 def mask_of(
-    batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
+    batch_size: int, q_length: int = 0, kv_length: int = 0, q_offset: Any = 0, kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function, attention_mask: torch.Tensor | None = None,
-    local_size: int | None = None, **kwargs: Any,
+    local_size: int | None = None, cache_position: torch.Tensor | None = None, **kwargs: Any,
 ) -> Visible | None:
-    """Answer to transformers' mask functions, for :func:`attention`: None is plain causal. NotImplementedError for a
-    mask that is not one of those it has."""
+    """Answer to transformers' mask functions, for :func:`attention`: None is plain causal. ``cache_position`` are
+    the positions ``q_offset + arange(q_length)``, which older transformers give. NotImplementedError for a mask that is
+    not one of those it has."""
     causal, window = True, None
-    if mask_function is bidirectional_mask_function:
+    if cache_position is not None:
+        mask_function = _without_packing(mask_function, batch_size, len(cache_position))
+    if mask_function is getattr(masking_utils, "bidirectional_mask_function", None):
         causal = False
     elif local_size is not None and _same(mask_function, sliding_window_causal_mask_function(local_size)):
         window = local_size
@@ -95,11 +99,13 @@ def mask_of(
             f"the mask of attn_implementation={NAME!r}: must be causal, with a sliding window or without, or none; "
             "neither one of your own, nor of several sequences in a row, nor of chunks"
         )
-    if causal and int(q_offset) + q_length - kv_offset != kv_length:
-        raise NotImplementedError(
-            f"the cache gives {kv_length} keys of {int(q_offset) + q_length} tokens: must be a KVLabCache, or one that "
-            "grows; kvlab's attention in transformers reads no static cache"
-        )
+    if causal and not isinstance(kv_length, Columns):
+        tokens = int(q_offset) + q_length if cache_position is None else int(cache_position[-1]) + 1
+        if tokens - kv_offset != kv_length:
+            raise NotImplementedError(
+                f"the cache gives {kv_length} keys of {tokens} tokens: must be a KVLabCache, or one that grows; "
+                "kvlab's attention in transformers reads no static cache"
+            )
     valid = None
     if attention_mask is not None:
         valid = attention_mask[:, kv_offset : kv_offset + kv_length].cpu().numpy().astype(bool)
@@ -115,8 +121,19 @@ def mask_of(
     return None if causal and window is None and valid is None else Visible(valid, causal, window)
 
 
+def _without_packing(mask_function: Any, batch: int, tokens: int) -> Any:
+    """The mask function without the part that says, as transformers 4.57 does, that a row's tokens are one sequence."""
+    packing = masking_utils.packed_sequence_mask_function(torch.zeros(batch, tokens, dtype=torch.int64))
+    held = [cell.cell_contents for cell in mask_function.__closure__ or ()]
+    rest = held[0][0] if len(held) == 1 and isinstance(held[0], tuple) else None
+    packed = rest is not None and _same(mask_function, masking_utils.and_masks(rest, packing))
+    return rest if packed else mask_function
+
+
 def _same(one: Any, other: Any) -> bool:
     """The same function, by its code and by what it holds."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one.cpu(), other)
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, FunctionType) and isinstance(other, FunctionType):
@@ -139,7 +156,7 @@ def attention(
 
     The window is that of the mask, else ``sliding_window``; ``s_aux`` are the logits of sinks ``[Hq]``.
     """
-    _refuse(dropout, attention_mask, kwargs)
+    _refuse(key, dropout, attention_mask, kwargs)
     checked_tensors(query=query, key=key, value=value, s_aux=s_aux)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     seen = attention_mask if isinstance(attention_mask, Visible) else None
@@ -186,9 +203,13 @@ def _without_padding(
     return out
 
 
-def _refuse(dropout: float, mask: Any, other: dict[str, Any]) -> None:
-    """NotImplementedError for what is asked of the attention and not done."""
+def _refuse(key: torch.Tensor, dropout: float, mask: Any, other: dict[str, Any]) -> None:
+    """NotImplementedError for what is asked of the attention and not done, ValueError for a cache passed over."""
     lacks("kvlab drops no weights, as after model.eval()", 0.0, dropout=dropout)
+    ignored = [name for name in ("cache", "past_key_values") if isinstance(other.get(name), KVLabCache)]
+    if ignored and not isinstance(key, PagedStates):
+        raise ValueError(f"{ignored[0]} is a KVLabCache that the model passes over: must be {CACHE_ARGUMENT}=, as "
+                         f"transformers {transformers.__version__} calls it")
     given = {name: value for name, value in other.items() if name not in _HARMLESS}
     lacks(f"attn_implementation={NAME!r} has no such thing", None, False, **given)
     if not (mask is None or isinstance(mask, Visible)):

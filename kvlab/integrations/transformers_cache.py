@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Cache, PreTrainedConfig
-from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
+import transformers
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
 
 from kvlab.attention import (
     kv_store_paged,
@@ -28,6 +30,15 @@ Array = np.ndarray[Any, Any]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 NAME = "kvlab"
 """The ``attn_implementation`` that reads the pages."""
+OLDEST = 4, 57
+VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
+if VERSION < OLDEST:
+    raise ImportError(f"transformers is {transformers.__version__}: must be 4.57 or later, as pip install -e "
+                      "'.[models]' in kvlab's own folder has it")
+CACHE_ARGUMENT = "cache" if VERSION >= (5, 24) else "past_key_values"
+"""What models and ``generate`` of the transformers that is there call their cache."""
+CROPS_TO_LENGTH = "max_length" in inspect.signature(Cache.crop).parameters
+"""Its ``crop`` takes a length, or what to remove below 0."""
 DECODE_TOKENS, ABSORBED_TOKENS = 4, 16
 """Most new tokens of a sequence that decode takes: ``mha_decode_paged``, ``mla_decode_paged``."""
 
@@ -133,6 +144,10 @@ _PRODUCTS = {
 }
 
 
+class Columns(int):
+    """A number of columns of a KVLabCache, which grows: a mask need not look whether they end with the new ones."""
+
+
 class PagedLayer(CacheLayerMixin):
     """A layer as transformers asks for it; what it holds, the cache knows."""
 
@@ -152,6 +167,8 @@ class PagedLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+    get_max_cache_shape = get_max_length
 
 
 @dataclass
@@ -209,11 +226,12 @@ def _release(pool: PagePool, sequences: list[int | None]) -> None:
 class KVLabCache(Cache):
     """A transformers ``Cache`` in pages, for models with ``attn_implementation="kvlab"``.
 
-    ``model(ids, cache=cache)`` and ``model.generate(ids, cache=cache)`` (or ``past_key_values=``) fill it. Row b of the
-    batch is the sequence ``sequences[b]`` of ``pages.pool``, a :class:`~kvlab.cache.PagePool`; tokens that the
-    attention mask leaves out are not stored. Beams, :meth:`fork` and ``copy.deepcopy`` share pages until one of them
-    writes (copy on write), and ``crop`` gives pages back. The pages of a layer are made when its first states arrive,
-    and read as NaN until they are written. Models with latent attention (MLA) store latent rows, and decode absorbed.
+    ``model(ids, cache=cache)`` and ``model.generate(ids, cache=cache)`` fill it; transformers before 5.24 calls the
+    argument ``past_key_values`` (``CACHE_ARGUMENT`` is the name in the one that is there). Row b of the batch is the
+    sequence ``sequences[b]`` of ``pages.pool``, a :class:`~kvlab.cache.PagePool`; tokens that the attention mask leaves
+    out are not stored. Beams, :meth:`fork` and ``copy.deepcopy`` share pages until one of them writes (copy on write),
+    and ``crop`` gives pages back. The pages of a layer are made when its first states arrive, and read as NaN until they
+    are written. Models with latent attention (MLA) store latent rows, and decode absorbed.
 
     Parameters
     ----------
@@ -239,16 +257,16 @@ class KVLabCache(Cache):
     """
 
     def __init__(
-        self, config: PreTrainedConfig, *, num_pages: int, page_size: int = 16, dtype: torch.dtype | None = None,
+        self, config: Any, *, num_pages: int, page_size: int = 16, dtype: torch.dtype | None = None,
         max_length: int | None = None,
     ) -> None:
         require(dtype is None or dtype in DTYPES, f"dtype is {dtype}", f"None or one of {', '.join(map(str, DTYPES))}")
         self._start(config, Pages(PagePool(num_pages, page_size), dtype), max_length)
 
-    def _start(self, config: PreTrainedConfig, pages: Pages, max_length: int | None) -> None:
+    def _start(self, config: Any, pages: Pages, max_length: int | None) -> None:
         self.config = config.get_text_config(decoder=True)
-        kinds, _ = get_layer_types_and_kwargs(self.config)
-        known = ("full_attention", "sliding_attention", "chunked_attention", "dummy")
+        kinds = getattr(self.config, "layer_types", None) or ["full_attention"] * self.config.num_hidden_layers
+        known = ("full_attention", "sliding_attention", "chunked_attention", "moe", "mlp")  # two have no states
         other = sorted({kind for kind in kinds if kind not in known})
         require(not other, f"config has layers of {', '.join(other)}", "one of full_attention and sliding_attention")
         super().__init__(layers=[PagedLayer() for _ in kinds])
@@ -293,7 +311,7 @@ class KVLabCache(Cache):
         chosen = range(len(self.sequences)) if rows is None else rows
         cache._own(self.pages.pool.fork(self._sequence(row)) for row in chosen)
         cache._total, cache._valid = self._total, None if self._valid is None else self._valid[list(chosen)]
-        cache.crop(kept - self._total)
+        cache._remove(self._total - kept)
         return cache
 
     def __deepcopy__(self, memo: Any) -> KVLabCache:
@@ -315,9 +333,17 @@ class KVLabCache(Cache):
         self._total, self._valid, self._step, self._by_hand = 0, None, None, False
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last ``-tokens_to_remove`` columns of all rows; zero removes none."""
+        """Remove the last ``-tokens_to_remove`` columns of all rows; zero removes none. Where transformers' ``crop``
+        takes a ``max_length``, a number that is not below 0 is one: the columns to keep.
+        """
         remove = -int(tokens_to_remove)
+        if CROPS_TO_LENGTH and remove <= 0:
+            remove = max(self._total + remove, 0)
         require(0 <= remove <= self._total, f"tokens_to_remove is {tokens_to_remove}", f"from {-self._total} to 0")
+        self._remove(remove)
+
+    def _remove(self, remove: int) -> None:
+        """Remove the last columns of all rows."""
         kept = self._total - remove
         for row, sequence in enumerate(self.sequences):
             if sequence is not None and remove:
@@ -349,13 +375,16 @@ class KVLabCache(Cache):
         """Columns so far, padding among them."""
         return self._total
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """(keys with those of the next step, 0)."""
-        return self._total + int(query_length), 0
+    def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
+        """(keys with those of the next step, 0), from their number, or their positions, as older transformers."""
+        new = len(query_length) if isinstance(query_length, torch.Tensor) else int(query_length)
+        return Columns(self._total + new), 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """The longest sequence, -1 where only the pages limit it."""
         return -1 if self.max_length is None else self.max_length
+
+    get_max_cache_shape = get_max_length
 
     @property
     def batch_size(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvlab.integrations.transformers import KVLabCache, register
+from kvlab.integrations.transformers import CACHE_ARGUMENT, KVLabCache, register
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +46,7 @@ def test_smollm2_writes_the_tokens_of_sdpa(dtype: torch.dtype, batched: bool) ->
             model.set_attn_implementation(name)
             cache = KVLabCache(model.config, num_pages=128) if name == "kvlab" else None
             options = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
-            written.append(model.generate(**inputs, max_new_tokens=64, cache=cache, **options))
+            written.append(model.generate(**inputs, max_new_tokens=64, **{CACHE_ARGUMENT: cache}, **options))
         assert parting(*written, step=0.0 if dtype == torch.float32 else 2.0**-7) == []
 
 
@@ -79,7 +79,7 @@ def test_a_captured_step_is_replayed_over_growing_sequences() -> None:
     whole, lengths = KVLabCache(config, num_pages=16, page_size=4, max_length=32), (6, 3)
     held = [whole.pages.pool.allocate(0)[0] for _ in lengths]
     for row, n in enumerate(lengths):
-        model(tokens[row : row + 1, :n], cache=whole.of([held[row]]))
+        model(tokens[row : row + 1, :n], **{CACHE_ARGUMENT: whole.of([held[row]])})
     cache, at = whole.of([held[0], None, held[1]]), torch.tensor([[6], [0], [3]], device="cuda")
     ids, graph = torch.zeros_like(at), torch.cuda.CUDAGraph()
 
@@ -88,14 +88,14 @@ def test_a_captured_step_is_replayed_over_growing_sequences() -> None:
         cache.begin(1)
 
     fill()
-    model(ids, position_ids=at, cache=cache)  # compiles
+    model(ids, position_ids=at, **{CACHE_ARGUMENT: cache})  # compiles
     for step in range(8):
         at[0] += 1
         at[2] += 1
         fill()
         if step == 0:
             with torch.cuda.graph(graph):
-                logits = model(ids, position_ids=at, cache=cache).logits
+                logits = model(ids, position_ids=at, **{CACHE_ARGUMENT: cache}).logits
         graph.replay()
     model.set_attn_implementation("sdpa")
     for row, slot, n in ((0, 0, 6), (1, 2, 3)):

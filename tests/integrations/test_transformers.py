@@ -15,7 +15,7 @@ import transformers as hf
 from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
 from kvlab.cache import OutOfPages
-from kvlab.integrations.transformers import KVLabCache, attention, mask_of, register
+from kvlab.integrations.transformers import CACHE_ARGUMENT, KVLabCache, attention, mask_of, register
 
 BASE = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -64,6 +64,10 @@ def _inference() -> Iterator[None]:
         yield
 
 
+def given(cache: Any) -> dict[str, Any]:
+    return {CACHE_ARGUMENT: cache}
+
+
 def paged(model: Any, **options: Any) -> KVLabCache:
     model.set_attn_implementation("kvlab")
     return KVLabCache(model.config, **{"num_pages": 24, "page_size": 4, **options})
@@ -73,7 +77,7 @@ def generated(model: Any, cache: KVLabCache | None = None, rows: slice = slice(N
     """Tokens of 5 greedy steps; eager and a cache of transformers' own without a cache of ours."""
     model.set_attn_implementation("eager" if cache is None else "kvlab")
     return model.generate(
-        IDS[rows], attention_mask=MASK[rows], max_new_tokens=5, do_sample=False, cache=cache, **options
+        IDS[rows], attention_mask=MASK[rows], max_new_tokens=5, do_sample=False, **given(cache), **options
     )
 
 
@@ -84,7 +88,7 @@ def test_chunks_and_steps_agree_with_eager(name: str) -> None:
     exact = model(IDS, attention_mask=MASK, position_ids=POSITIONS).logits
     cache, logits = paged(model), []
     for first, end in ((0, 3), (3, 5), (5, 8), (8, 9)):
-        part = {"attention_mask": MASK[:, :end], "position_ids": POSITIONS[:, first:end], "cache": cache}
+        part = {"attention_mask": MASK[:, :end], "position_ids": POSITIONS[:, first:end], CACHE_ARGUMENT: cache}
         logits.append(model(IDS[:, first:end], **part).logits)
     assert torch.allclose(torch.cat(logits, 1)[MASK.bool()], exact[MASK.bool()], atol=2e-5)
     assert [cache.pages.pool.length(s) for s in cache.sequences] == [5, 8, 9]  # padding is not stored
@@ -100,7 +104,7 @@ def test_caches_of_transformers_and_none_agree_with_eager(name: str) -> None:
     assert torch.allclose(whole[MASK.bool()], exact, atol=2e-5)
     cache, logits = hf.DynamicCache(config=model.config), []
     for first, end in ((0, 8), (8, 9)):
-        part = {"attention_mask": MASK[:, :end], "position_ids": POSITIONS[:, first:end], "cache": cache}
+        part = {"attention_mask": MASK[:, :end], "position_ids": POSITIONS[:, first:end], CACHE_ARGUMENT: cache}
         logits.append(model(IDS[:, first:end], **part).logits)
     assert torch.allclose(torch.cat(logits, 1)[MASK.bool()], exact, atol=2e-5)
 
@@ -116,7 +120,7 @@ def test_a_model_that_sees_both_sides_agrees_with_eager() -> None:
 def test_generate_with_beams_chunks_and_guesses(llama: Any) -> None:
     """Beams are reordered, guessed tokens cropped; what ends gives its pages back."""
     cache = paged(llama)
-    assert torch.equal(generated(llama, cache, prefill_chunk_size=4), generated(llama))
+    assert torch.equal(generated(llama, cache, prefill_chunk_size=4), generated(llama, prefill_chunk_size=4))
     assert torch.equal(generated(llama, paged(llama, num_pages=60), num_beams=3), generated(llama, num_beams=3))
     one, guesses = slice(1, 2), {"prompt_lookup_num_tokens": 3}
     assert torch.equal(generated(llama, paged(llama), one, **guesses), generated(llama, None, one))
@@ -127,7 +131,7 @@ def test_generate_with_beams_chunks_and_guesses(llama: Any) -> None:
 def test_copies_share_the_pages_of_a_prefix(llama: Any) -> None:
     """A law: a prefix has its pages once, whoever reads it, until somebody writes; they are free when all ended."""
     exact, cache = generated(llama), paged(llama, num_pages=30)
-    llama(IDS[:, :6], attention_mask=MASK[:, :6], position_ids=POSITIONS[:, :6], cache=cache)
+    llama(IDS[:, :6], attention_mask=MASK[:, :6], position_ids=POSITIONS[:, :6], **given(cache))
     pool, free = cache.pages.pool, cache.pages.pool.num_free
     branch = copy.deepcopy(cache)
     assert pool.num_free == free
@@ -136,7 +140,8 @@ def test_copies_share_the_pages_of_a_prefix(llama: Any) -> None:
     short = branch.fork([1, 1], tokens=3)
     assert [pool.length(s) for s in short.sequences] == [2, 2]
     ends = torch.cat([MASK[:2, :1] * 0, MASK[1:2, 1:9].expand(2, -1)], 1)
-    again = llama(IDS[1:2, 3:].expand(2, -1), attention_mask=ends, position_ids=POSITIONS[1:2, 3:], cache=short).logits
+    part = {"attention_mask": ends, "position_ids": POSITIONS[1:2, 3:], CACHE_ARGUMENT: short}
+    again = llama(IDS[1:2, 3:].expand(2, -1), **part).logits
     llama.set_attn_implementation("eager")
     whole = llama(IDS[1:2], attention_mask=MASK[1:2], position_ids=POSITIONS[1:2]).logits[:, 3:]
     assert torch.allclose(again, whole.expand_as(again), atol=2e-5)
@@ -152,7 +157,7 @@ def test_fp8_pages_have_a_scale_for_each_token_and_head(llama: Any) -> None:
     first.o_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))
     caches = [paged(model, dtype=dtype) for dtype in (None, torch.float8_e4m3fn)]
     for part in (IDS[1:2, 1:], IDS[1:2, :1]):  # prefill, then decode
-        exact, got = (seen.pop(0) for cache in caches if model(part, cache=cache))
+        exact, got = (seen.pop(0) for cache in caches if model(part, **given(cache)))
         assert 0 < (got - exact).abs().max() < 0.05 * exact.abs().max()
     for view in ("get_key_cache", "get_value_cache"):
         wide, narrow = (getattr(cache.collection(0), view)(0).numpy() for cache in caches)
@@ -167,19 +172,19 @@ def test_rows_of_any_lengths_step_by_hand(llama: Any) -> None:
     pool = whole.pages.pool
     held = [pool.allocate(0)[0] for _ in lengths]
     for sequence, n in zip(held, lengths, strict=True):
-        llama(IDS[1:2, :n], cache=whole.of([sequence]))
+        llama(IDS[1:2, :n], **given(whole.of([sequence])))
     cache, ids, addresses = whole.of([held[0], None, held[1]]), torch.zeros(3, 1, dtype=torch.long), set()
     for step in range(2):
         arrays = cache.begin(1)
         addresses.add((arrays.slots.data_ptr(), arrays.table.data_ptr(), arrays.lengths.data_ptr()))
         at = torch.tensor([[6 + step], [0], [3 + step]])
         ids[0], ids[2] = IDS[1, 6 + step], IDS[1, 3 + step]
-        logits = llama(ids, position_ids=at, cache=cache).logits
+        logits = llama(ids, position_ids=at, **given(cache)).logits
     exact = [llama(IDS[1:2, : n + 2], use_cache=False).logits[0, -1] for n in lengths]
     assert torch.allclose(logits[[0, 2], 0], torch.stack(exact), atol=2e-5)
     assert len(addresses) == 1
     with pytest.raises(ValueError, match="begin\\(\\) is not called before this forward: must be called before each"):
-        llama(ids, position_ids=at + 1, cache=cache)
+        llama(ids, position_ids=at + 1, **given(cache))
     with pytest.raises(ValueError, match="gets 13 tokens: must be at most 12, max_length"):
         cache.begin(5)
     assert [pool.length(s) for s in held] == [8, 5]
@@ -187,9 +192,9 @@ def test_rows_of_any_lengths_step_by_hand(llama: Any) -> None:
 
 def test_what_does_not_fit_changes_nothing(llama: Any) -> None:
     cache = paged(llama, num_pages=7)
-    llama(IDS[:, :6], cache=cache)
+    llama(IDS[:, :6], **given(cache))
     with pytest.raises(OutOfPages, match="sequence 1 of 6 tokens: 3 more need 1 pages, 0 of 7 are free"):
-        llama(IDS[:, 6:], cache=cache)
+        llama(IDS[:, 6:], **given(cache))
     assert ([cache.pages.pool.length(s) for s in cache.sequences], cache.get_seq_length()) == ([6, 6, 6], 6)
     cache.crop(-3)
     assert (cache.pages.pool.num_free, cache.get_seq_length()) == (4, 3)
@@ -199,12 +204,12 @@ def test_rows_with_padding_are_cropped_and_chosen(llama: Any) -> None:
     """Columns of padding among those that go take no token with them; a chosen row keeps its own."""
     exact = llama_logits(llama, IDS, MASK)
     cache = paged(llama)
-    llama(IDS, attention_mask=MASK, position_ids=POSITIONS, cache=cache)
+    llama(IDS, attention_mask=MASK, position_ids=POSITIONS, **given(cache))
     cache.crop(-6)  # row 0 has padding to column 3
     assert [cache.pages.pool.length(s) for s in cache.sequences] == [0, 2, 3]
     cache.batch_select_indices(torch.tensor([2, 0, 2]))
     order = [2, 0, 2]
-    part = {"attention_mask": MASK[order], "position_ids": POSITIONS[order, 3:], "cache": cache}
+    part = {"attention_mask": MASK[order], "position_ids": POSITIONS[order, 3:], CACHE_ARGUMENT: cache}
     logits, seen = llama(IDS[order, 3:], **part).logits, MASK[order, 3:].bool()
     assert torch.allclose(logits[seen], exact[order, 3:][seen], atol=2e-5)
 
@@ -244,7 +249,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         "the mask of attn_implementation='kvlab': must be causal",
     ),
     "static": (
-        lambda m: m(IDS, cache=hf.StaticCache(config=m.config, max_cache_len=12)),
+        lambda m: m(IDS, **given(hf.StaticCache(config=m.config, max_cache_len=12))),
         "the cache gives 12 keys of 9 tokens: must be a KVLab",
     ),
     "dropout": (lambda m: m.train()(IDS), "dropout is 0.25: must be 0.0"),
@@ -252,22 +257,26 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "eager": (lambda m: _eager(m), "attn_implementation is 'eager' with a KVLabCache: must be 'kvlab'"),
     "rows": (lambda m: _twice(m, {}, IDS[:2]), "the states of layer 0 have 2 rows: must be 3"),
     "past": (lambda m: _twice(m, {"attention_mask": MASK}, IDS), "attention_mask is None: must be given"),
-    "fp8": (lambda m: m(IDS, cache=paged(m, dtype=torch.float8_e4m3fn)), "float8_e4m3fn for states of torch.float32"),
+    "fp8": (lambda m: m(IDS, **given(paged(m, dtype=torch.float8_e4m3fn))), "float8_e4m3fn for states of torch.fl"),
     "dtype": (lambda m: paged(m, dtype=torch.int8), "dtype is torch.int8: must be None or one of torch.bfloat16"),
-    "crop": (lambda m: paged(m).crop(2), "tokens_to_remove is 2: must be from 0 to 0"),
+    "crop": (lambda m: paged(m).crop(-2), "tokens_to_remove is -2: must be from 0 to 0"),
+    "name": (  # what a model does with a keyword that it does not know
+        lambda m: attention(m, *torch.ones(3, 1, 4, 3, 16), None, cache=paged(m)),
+        f"cache is a KVLabCache that the model passes over: must be {CACHE_ARGUMENT}=, as transformers",
+    ),
 }
 
 
 def _eager(model: Any) -> Any:
     cache = paged(model)
     model.set_attn_implementation("eager")
-    return model(IDS, cache=cache)
+    return model(IDS, **given(cache))
 
 
 def _twice(model: Any, first: dict[str, Any], ids: torch.Tensor) -> Any:
     cache = paged(model)
-    model(IDS, cache=cache, **first)
-    return model(ids, cache=cache)
+    model(IDS, **given(cache), **first)
+    return model(ids, **given(cache))
 
 
 @pytest.mark.parametrize("case", REFUSED)

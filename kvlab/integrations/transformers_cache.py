@@ -230,8 +230,8 @@ class KVLabCache(Cache):
     argument ``past_key_values`` (``CACHE_ARGUMENT`` is the name in the one that is there). Row b of the batch is the
     sequence ``sequences[b]`` of ``pages.pool``, a :class:`~kvlab.cache.PagePool`; tokens that the attention mask leaves
     out are not stored. Beams, :meth:`fork` and ``copy.deepcopy`` share pages until one of them writes (copy on write),
-    and ``crop`` gives pages back. The pages of a layer are made when its first states arrive, and read as NaN until they
-    are written. Models with latent attention (MLA) store latent rows, and decode absorbed.
+    and ``crop`` gives pages back. The pages of a layer are made when its first states arrive, and read as NaN until
+    they are written. Models with latent attention (MLA) store latent rows, and decode absorbed.
 
     Parameters
     ----------

@@ -145,7 +145,7 @@ def test_copies_share_the_pages_of_a_prefix(llama: Any) -> None:
     llama.set_attn_implementation("eager")
     whole = llama(IDS[1:2], attention_mask=MASK[1:2], position_ids=POSITIONS[1:2]).logits[:, 3:]
     assert torch.allclose(again, whole.expand_as(again), atol=2e-5)
-    del branch, short
+    del branch, short, part
     assert pool.num_free == free
 
 

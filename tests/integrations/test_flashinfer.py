@@ -411,6 +411,21 @@ def test_bad_arguments_are_named(message: str) -> None:
     assert str(raised.value).startswith(message)
 
 
+@pytest.mark.parametrize("name", [name for name in flashinfer.__all__ if name.endswith("Wrapper")])
+def test_a_run_needs_a_plan_that_was_taken(name: str) -> None:
+    made = (1, None) if name.startswith("Multi") else (None,)
+    wrapper = getattr(flashinfer, name)(*made, backend="emulator")
+    arrays = [torch.ones(1)] * (4 if "MLA" in name else 3 if "Ragged" in name else 2)
+    message = f"run of a {name} without a plan: must be after plan\\(\\)"
+    with pytest.raises(ValueError, match=message):
+        wrapper.run(*arrays)
+    wrapper.planned = True
+    with pytest.raises((TypeError, ValueError, NotImplementedError)):
+        wrapper.plan("x")
+    with pytest.raises(ValueError, match=message):
+        wrapper.run(*arrays)
+
+
 def test_unknown_keywords_are_no_options() -> None:
     with pytest.raises(TypeError, match="windo_left"):
         decode({"windo_left": 2})

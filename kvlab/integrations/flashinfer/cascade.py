@@ -11,7 +11,7 @@ from kvlab.common.checks import count, require
 from kvlab.integrations.adapting import lacks
 
 from .prefill import BatchPrefillWithPagedKVCacheWrapper
-from .scores import PlanOptions
+from .scores import PlanOptions, plans, runs
 from .states import merge_states
 
 
@@ -44,6 +44,7 @@ class MultiLevelCascadeAttentionWrapper:
         ]
         self.backend = backend
 
+    @plans
     def plan(
         self, qo_indptr_arr: list[Tensor], paged_kv_indptr_arr: list[Tensor], paged_kv_indices_arr: list[Tensor],
         paged_kv_last_page_len: list[Tensor], num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
@@ -65,6 +66,7 @@ class MultiLevelCascadeAttentionWrapper:
 
     begin_forward = plan
 
+    @runs
     def run(self, q: Tensor, paged_kv_cache: Any) -> Tensor:
         """Attention of q ``[total, Hq, D]`` to the keys of all levels: out of its shape."""
         states = [wrapper.run(q, paged_kv_cache, return_lse=True) for wrapper in self.levels]

@@ -21,7 +21,9 @@ from .scores import (
     finished,
     lacking,
     page_of,
+    plans,
     room_for,
+    runs,
     scale_factors,
 )
 
@@ -64,6 +66,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         self.lists = PageLists(device, graph=flag("use_cuda_graph", use_cuda_graph), most=most)
 
     @in_names(**NAMES)
+    @plans
     def plan(
         self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int, num_kv_heads: int,
         head_dim: int, page_size: int, *, block_tables: Tensor | None = None, q_len_per_req: int = 1,
@@ -97,6 +100,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
     begin_forward = plan
 
     @in_names(**NAMES)
+    @runs
     def run(
         self, q: Tensor, paged_kv_cache: Any, *, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
         out: Tensor | None = None, lse: Tensor | None = None, return_lse: bool = False, window_left: int | None = None,

@@ -15,7 +15,7 @@ from kvlab.common.checks import flag, require
 from kvlab.integrations.adapting import checked_integers, checked_tensors, in_names, in_sight, lacks
 
 from .pages import PageLists, check_lists, table_of_lists
-from .scores import checked_heads, dtype_of, finished, lacking, room_for
+from .scores import checked_heads, dtype_of, finished, lacking, plans, room_for, runs
 
 NAMES = {"scale": "sm_scale", "kv_cache": "ckv_cache", "seq_lens": "kv_len_arr", "block_table": "kv_indices",
          "indptr": "kv_indptr", "indices": "kv_indices", "k_scale": "ckv_scale"}
@@ -51,6 +51,7 @@ class BatchMLAPagedAttentionWrapper:
         self.backend = backend
 
     @in_names(**NAMES)
+    @plans
     def plan(
         self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, kv_len_arr: Tensor, num_heads: int,
         head_dim_ckv: int, head_dim_kpe: int, page_size: int, causal: bool, sm_scale: float, q_data_type: Any,
@@ -98,6 +99,7 @@ class BatchMLAPagedAttentionWrapper:
         lists.set(table, kv_len_arr.to(device, non_blocking=True))
 
     @in_names(**NAMES, q="q_nope")
+    @runs
     def run(
         self, q_nope: Tensor, q_pe: Tensor, ckv_cache: Tensor, kpe_cache: Tensor, out: Tensor | None = None,
         lse: Tensor | None = None, return_lse: bool = False, *, return_lse_base_on_e: bool = False,

@@ -22,7 +22,9 @@ from .scores import (
     finished,
     lacking,
     page_of,
+    plans,
     room_for,
+    runs,
     scale_factors,
 )
 
@@ -129,6 +131,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
         self.lists = PageLists(self.device, graph=self.graph, most=most)
 
     @in_names(**PAGED)
+    @plans
     def plan(
         self, qo_indptr: Tensor, paged_kv_indptr: Tensor, paged_kv_indices: Tensor, paged_kv_last_page_len: Tensor,
         num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, **options: Unpack[PrefillPlanOptions],
@@ -158,6 +161,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
     begin_forward = plan
 
     @in_names(**PAGED)
+    @runs
     def run(
         self, q: Tensor, paged_kv_cache: Any, *, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
         out: Tensor | None = None, lse: Tensor | None = None, return_lse: bool = False, window_left: int | None = None,
@@ -210,6 +214,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend)
 
     @in_names(**NAMES, cu_seqlens_k="kv_indptr")
+    @plans
     def plan(
         self, qo_indptr: Tensor, kv_indptr: Tensor, num_qo_heads: int, num_kv_heads: int, head_dim_qk: int,
         **options: Unpack[PrefillPlanOptions],
@@ -225,6 +230,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Prefill):
     begin_forward = plan
 
     @in_names(**NAMES, cu_seqlens_k="kv_indptr")
+    @runs
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, *, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
         out: Tensor | None = None, lse: Tensor | None = None, return_lse: bool = False, **others: Any,

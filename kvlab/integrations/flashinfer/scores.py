@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -11,7 +13,7 @@ from torch import Tensor
 from kvlab.attention.call.checks import finite_number
 from kvlab.attention.features.scales import is_fp8
 from kvlab.common.checks import count, flag, is_integer, require, shown
-from kvlab.integrations.adapting import checked_tensors, lacks
+from kvlab.integrations.adapting import P, R, checked_tensors, lacks
 
 ROTATION = "q is turned before the call, and k before or by the rope of kvlab.attention.kv_store_paged"
 ITEMS = "items of one sequence are told apart by a custom_mask"
@@ -222,6 +224,31 @@ def page_of(caches: tuple[Tensor, Tensor], kv_layout: str) -> tuple[int, int]:
     """``(page_size, heads)`` of a cache."""
     _, one, two, _ = caches[0].shape if caches[0].ndim == 4 else (0, 0, 0, 0)
     return (int(one), int(two)) if kv_layout == "NHD" else (int(two), int(one))
+
+
+def plans(plan: Callable[P, None]) -> Callable[P, None]:
+    """Decorator of a wrapper's ``plan``: one that is refused leaves no plan."""
+
+    @functools.wraps(plan)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        wrapper: Any = args[0]
+        wrapper.planned = False
+        plan(*args, **kwargs)
+        wrapper.planned = True
+
+    return call
+
+
+def runs(run: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of a wrapper's ``run``: ValueError where there is no plan."""
+
+    @functools.wraps(run)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        wrapper = args[0]
+        require(getattr(wrapper, "planned", False), f"run of a {type(wrapper).__name__} without a plan", "after plan()")
+        return run(*args, **kwargs)
+
+    return call
 
 
 def check_planned(q: Tensor, heads: int, head_dim: int, name: str = "num_qo_heads") -> None:

@@ -77,7 +77,7 @@ def may_import_torch(path: Path) -> bool:
     room = path.relative_to(PACKAGE).parts[0]
     kernels = {"kernel.py", "hopper.py", "hopper_roles.py", "hopper_steps.py", "hopper_capped.py", "results.py",
                "torch_ops.py"}
-    return room in {"triton_support", "mirror", "xray", "integrations", "demo"} or (
+    return room in {"triton_support", "mirror", "xray", "integrations", "demo", "command"} or (
         room == "attention" and path.name in kernels
     )
 

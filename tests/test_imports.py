@@ -70,6 +70,14 @@ def test_import_brings_neither_torch_nor_triton() -> None:
     assert not {"torch", "triton"} & set(loaded)
 
 
+def test_import_brings_no_package_of_the_command() -> None:
+    """Nor does the room itself, until it is called; a machine without them is told so."""
+    assert not {"typer", "rich", "click"} & set(run("import sys, kvlab, kvlab.command; print(*sys.modules)").split())
+    code = "import sys; sys.modules.update(typer=None); import kvlab.command; kvlab.command.main([])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "kvlab: needs typer: pip install 'kvlab[command]'\n")
+
+
 def test_rooms_import_where_torch_and_triton_cannot_be(numpy_modules: list[Path]) -> None:
     """In a process where importing either raises: every module that is not one of the few named places."""
     names = [name_of(path) for path in numpy_modules]
@@ -90,11 +98,11 @@ def test_rooms_need_numpy_and_ml_dtypes_only(numpy_modules: list[Path]) -> None:
 
 
 def test_pictures_are_reached_by_name_only() -> None:
-    """Outside viz and the demo, nothing imports kvlab.viz, inside functions neither."""
+    """Outside viz, the demo and the command, nothing imports kvlab.viz, inside functions neither."""
     wrong = {
         name_of(path)
         for path in PACKAGE.rglob("*.py")
-        if path.relative_to(PACKAGE).parts[0] not in {"viz", "demo"}
+        if path.relative_to(PACKAGE).parts[0] not in {"viz", "demo", "command"}
         for name, _ in imports(path)
         if f"{name}.".startswith("kvlab.viz.")
     }

@@ -93,7 +93,6 @@ def test_where_nothing_helps_the_fewest_conflicts_are_told():
     "access, says",
     [
         ("ld.shared.b32", "does not say where lanes go"),
-        ("ldmatrix.x4", "blocks of 16 x 16, which do not divide"),
         (("ld.shared.b32", np.arange(32), 0), "outside the tile"),
         (7, "must be a matrix instruction"),
         ([], "at least one access"),
@@ -102,3 +101,12 @@ def test_where_nothing_helps_the_fewest_conflicts_are_told():
 def test_refusals(access, says):
     with pytest.raises(ValueError, match=says):
         best_swizzle((8, 32), "fp16", access)
+    with pytest.raises(ValueError, match="blocks of 16 x 16, which do not divide"):
+        best_swizzle((8, 24), "fp16", "ldmatrix.x4")
+
+
+def test_eight_rows_are_read_by_four_matrices_side_by_side():
+    lane = np.arange(32)
+    found = best_swizzle((8, 64), "fp16", "ldmatrix.x4")
+    places = [("ldmatrix.x4", lane % 8, first + 8 * (lane // 8)) for first in (0, 32)]
+    assert (found.swizzle, found.given) == (Swizzle(3, 3, 3, "fp16"), best_swizzle((8, 64), "fp16", places).given)

@@ -200,10 +200,11 @@ def best_swizzle(
     access : what reads or writes it; one access or a list of them, all of which the swizzle must serve:
         the name of a matrix instruction (``"ldmatrix.x4"``, ``"stmatrix.x2"``, ``.trans`` or not), which visits the
         whole tile in blocks of 16 x 16 (x4), 16 x 8 (x2) or 8 x 8 (x1), lane l with row l % 16 and 16-byte column
-        l // 16; ``"wgmma"``, which reads it through a descriptor; ``(instruction, rows, columns)``, int arrays
-        ``[..., lanes]`` of each lane's first element; or a register layout, an encoding or linear layout of Triton or
-        CuTe's layout of (threads, values), alone or as ``("ld", layout)``, ``("st", layout)``: plain loads or stores,
-        as wide as the elements of a thread lie together in the tile without a swizzle.
+        l // 16, a tile of 8 rows in blocks of 8 x 32 and 8 x 16; ``"wgmma"``, which reads it through a descriptor;
+        ``(instruction, rows, columns)``, int arrays ``[..., lanes]`` of each lane's first element; or a register
+        layout, an encoding or linear layout of Triton or CuTe's layout of (threads, values), alone or as ``("ld",
+        layout)``, ``("st", layout)``: plain loads or stores, as wide as the elements of a thread lie together in the
+        tile without a swizzle.
     arch : its banks and phases; ``base`` : byte address of the tile (hardware swizzles read absolute addresses).
 
     "Smallest" is fewest bits, then the shortest reach (shift), then the finest piece. Pieces are at least as large as

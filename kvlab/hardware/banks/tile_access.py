@@ -188,15 +188,16 @@ def _matrix_walk(name: str, tile: PlacedTile) -> Access:
     if not count:
         raise ValueError(f"access {name!r} does not say where lanes go; give (instruction, rows, columns)")
     lane, vector = np.arange(tile.arch.warp_size), WIDEST // tile.size
-    height, width = (8 if count == 1 else 16), (2 if count == 4 else 1) * vector
     rows, columns = tile.address.shape if tile.along else tile.address.shape[::-1]
+    height = 8 if count == 1 or (rows == 8 and columns % (count * vector) == 0) else 16
+    width = 8 * count // height * vector
     if rows % height or columns % width:
         raise ValueError(
             f"access {name!r} visits blocks of {height} x {width}, which do not divide the tile of {rows} x {columns}"
         )
     first_row, first_column = np.arange(0, rows, height), np.arange(0, columns, width)
     row = first_row[:, None, None] + lane % height
-    column = first_column[:, None] + lane // 16 * vector % width
+    column = first_column[:, None] + lane // height * vector % width
     shape = (len(first_row), len(first_column), tile.arch.warp_size)
     ways = [np.broadcast_to(part, shape).reshape(-1, shape[-1]) for part in (row, column)]
     return Access(name, name, *(ways if tile.along else ways[::-1]))

@@ -1,0 +1,51 @@
+"""Answers of the subcommands: words for people, data for programs, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Result of a subcommand. words : text with rich's markup, or what rich prints. data : of plain Python and NumPy.
+    yes : False ends the process with 1.
+
+    >>> Answer("no conflicts", {"conflicts": 0}).json()
+    '{"conflicts": 0}'
+    """
+
+    words: Any
+    data: dict[str, Any]
+    yes: bool = True
+
+    def json(self) -> str:
+        """The data as one line of JSON."""
+        return json.dumps(self.data, default=_plain)
+
+    def give(self, as_json: bool) -> None:
+        """Prints the answer and ends the subcommand."""
+        if as_json:
+            print(self.json())
+        else:
+            console().print(self.words, soft_wrap=isinstance(self.words, str), highlight=False)
+        raise typer.Exit(0 if self.yes else 1)
+
+
+def console(stderr: bool = False) -> Console:
+    """The terminal; colours only where it shows them."""
+    return Console(stderr=stderr)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return str(value) if not isinstance(value, Path) else value.as_posix()

@@ -1,0 +1,167 @@
+"""The subcommands of ``kvlab``: their arguments and help. What they do lies in the other files of the room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvlab import __version__
+from kvlab.command.answers import console
+
+app = typer.Typer(
+    name="kvlab", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Follow a KV cache byte by byte, from DRAM through shared memory into tensor-core registers.\n\n"
+    "Exit codes: [bold]0[/bold] yes, [bold]1[/bold] no (conflicts, a difference, something that fails), "
+    "[bold]2[/bold] bad input or a missing package. Every answer is JSON with --json.",
+)
+PASSED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": ["-h", "--help"]}
+
+Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of words.")]
+Text = Annotated[str, typer.Argument(help="CuTe text, an encoding of TTGIR, or rows x columns: '64x128'.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", "-d", help="Of an element: bf16, f16, f32, e4m3, i8, ...")]
+Access = Annotated[str | None, typer.Option("--access", "-a", help="ldmatrix.x4, stmatrix.x2.trans, wgmma, ...")]
+Arch = Annotated[str, typer.Option("--arch", help="Whose banks: sm_80 to sm_120, gfx942, gfx950, ...")]
+Shape = Annotated[str | None, typer.Option("--shape", help="Of the tile, where an encoding is given: 64x64.")]
+Unit = Annotated[
+    str | None, typer.Option("--swizzle-unit", help="What a swizzle counts: byte or element (by default element).")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"kvlab {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _kvlab(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def draw(
+    text: Text, dtype: Dtype = None, access: Access = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file: .svg, .html or .png.")] = None,
+    shape: Shape = None, arch: Arch = "sm_90", swizzle_unit: Unit = None, json: Json = False,
+) -> None:
+    """Draw a layout, a swizzle or an encoding, and the passes of an access to it.
+
+    kvlab draw "Sw<3,3,3> o (8,64):(64,1)" --dtype f16 --access ldmatrix.x4 -o x.svg
+    """
+    from kvlab.command.tiles import drawn
+
+    drawn(text, dtype, access, output, shape, arch, swizzle_unit).give(json)
+
+
+@app.command()
+def conflicts(
+    text: Text, dtype: Annotated[str, typer.Option("--dtype", "-d", help="Of an element: bf16, f16, f32, e4m3, ...")],
+    access: Annotated[str, typer.Option("--access", "-a", help="ldmatrix.x4, stmatrix.x2.trans, wgmma, ...")],
+    shape: Shape = None, arch: Arch = "sm_90", swizzle_unit: Unit = None,
+    proof: Annotated[bool, typer.Option("--proof", help="List every candidate that was counted.")] = False,
+    json: Json = False,
+) -> None:
+    """Count the wavefronts of an access to a tile, say why, and name the smallest cure. Conflicts end it with 1.
+
+    kvlab conflicts 64x64 --dtype bf16 --access ldmatrix.x4
+    """
+    from kvlab.command.tiles import conflicts as counted
+
+    counted(text, dtype, access, shape, arch, swizzle_unit, proof).give(json)
+
+
+Values = Annotated[
+    list[str] | None,
+    typer.Argument(help="NAME=VALUE: arrays as SHAPE:DTYPE[=FILL] (q=2x8x64:bf16, seq_lens=2:i32=40), or literals."),
+]
+
+
+@app.command()
+def explain(
+    operation: Annotated[str, typer.Argument(help="A function of kvlab.attention: mha_decode_paged, ...")],
+    values: Values = None, json: Json = False,
+) -> None:
+    """Show the plan of a call: backend, reason, tiles, grid. Nothing is run; without values a small example is planned.
+
+    kvlab explain mha_decode_paged q=8x32x128:bf16 k_cache=512x16x8x128:bf16 v_cache=512x16x8x128:bf16
+    block_table=8x64:i32 seq_lens=8:i32=1000 arch=gfx950
+    """
+    from kvlab.command.calls import explained
+
+    explained(operation, values or ()).give(json)
+
+
+@app.command()
+def lockstep(
+    operation: Annotated[str, typer.Argument(help="A function of kvlab.attention, or a kernel: kernels.py:scale.")],
+    values: Annotated[
+        list[str] | None, typer.Argument(help="The kernel's twin (twins.py:scale) first; then NAME=VALUE.")
+    ] = None,
+    twin: Annotated[str | None, typer.Option("--twin", help="One twin of an operation alone.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A page with both sources, .html.")] = None,
+    json: Json = False,
+) -> None:
+    """Run a kernel and its NumPy twin and compare every output of every step. Ends with 1 where one differs.
+
+    kvlab lockstep mha_decode_paged, or kvlab lockstep kernels.py:scale twins.py:scale x=4x64:f32 factor=2.0, where each
+    file has a function launch that takes these arguments.
+    """
+    from kvlab.command.calls import in_lockstep
+
+    with _working("both sides run"):
+        answer = in_lockstep(operation, values or (), twin, output)
+    answer.give(json)
+
+
+@app.command()
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Neither interpret nor compile a kernel.")] = False,
+    json: Json = False,
+) -> None:
+    """Say in plain words what works on this machine. Ends with 1 where something that must work does not."""
+    from kvlab.command.machine import examined
+
+    with _working("trying what is here"):
+        answer = examined(not quick)
+    answer.give(json)
+
+
+@app.command(context_settings=PASSED)
+def demo(context: typer.Context) -> None:
+    """Decode 8 steps of a real language model with every sibling and write a page; options of python -m kvlab.demo."""
+    from kvlab.demo.__main__ import main
+
+    raise typer.Exit(main(context.args))
+
+
+@app.command(context_settings=PASSED)
+def lab(context: typer.Context) -> None:
+    """Open the notebooks in JupyterLab; further arguments are its own. Needs a clone of the repository."""
+    from kvlab.command.checkout import lab as opened
+
+    raise typer.Exit(opened(context.args))
+
+
+@app.command(context_settings=PASSED)
+def bench(
+    context: typer.Context, name: Annotated[str | None, typer.Argument(help="Without one, all are listed.")] = None,
+    json: Json = False,
+) -> None:
+    """Run a benchmark of the repository, with its own arguments; most need a GPU. Needs a clone of the repository."""
+    from kvlab.command import checkout
+
+    if name is None:
+        checkout.listed().give(json)
+    raise typer.Exit(checkout.bench(str(name), context.args))
+
+
+def _working(words: str) -> Any:
+    """A sign of life on the terminal while something takes seconds; none where nobody looks."""
+    return console(stderr=True).status(words)

@@ -1,0 +1,191 @@
+"""``kvlab explain`` and ``kvlab lockstep``: calls of operations whose arrays are described on the command line."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+
+from kvlab import attention
+from kvlab.attention import explain
+from kvlab.command.answers import Answer
+from kvlab.memory import as_dtype
+
+_ARRAY = re.compile(r"(\d+(?:x\d+)*):([A-Za-z]\w*)(?:=(\S+))?")
+_PAGED = "k_cache=6x16x2x64:bf16 v_cache=6x16x2x64:bf16 block_table=2x3:i32=range seq_lens=2:i32=40"
+EXAMPLES = {
+    "mha_decode_paged": f"q=2x8x64:bf16 {_PAGED}",
+    "mha_decode_streaming_paged": f"q=2x8x64:bf16 {_PAGED}",
+    "mha_prefill": "q=1x48x4x64:bf16 k=1x48x2x64:bf16 v=1x48x2x64:bf16 causal=True",
+    "mha_prefill_paged": f"q=48x8x64:bf16 {_PAGED} cu_seqlens_q=3:i32=0,20,48 causal=True",
+    "attend_paged": f"q=48x8x64:bf16 {_PAGED} cu_seqlens_q=3:i32=0,20,48 causal=True",
+    "mla_decode_paged": "q=2x8x80:bf16 kv_cache=6x16x80:bf16 block_table=2x3:i32=range "
+                        "seq_lens=2:i32=40 v_dim=64 scale=0.1",
+    "merge_states": "outs=4x6x8x64:f32 lses=4x6x8:f32",
+    "kv_store_paged": "k=6x2x64:bf16 v=6x2x64:bf16 k_cache=4x16x2x64:bf16 v_cache=4x16x2x64:bf16 "
+                      "slot_mapping=6:i32=range",
+}
+"""A small call of each operation that takes arrays alone: what ``explain`` and ``lockstep`` use without arguments."""
+
+
+def arguments(texts: Iterable[str], fill: str) -> dict[str, Any]:
+    """The keyword arguments of ``NAME=VALUE`` texts. An array is ``SHAPE:DTYPE`` or ``SHAPE:DTYPE=FILL``: the fill is a
+    number, ``range`` (0, 1, 2, ...), ``random`` or a list of numbers; without one it is ``fill`` for floats, 0 for
+    integers. Anything else is a literal of Python, or text.
+
+    >>> made = arguments(["q=2x4:bf16", "lens=2:i32=7", "at=3:i64=0,2,5", "causal=True", "arch=sm_80"], "0")
+    >>> made["q"].shape, made["lens"].tolist(), made["at"].tolist(), made["causal"], made["arch"]
+    ((2, 4), [7, 7], [0, 2, 5], True, 'sm_80')
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"argument is {text!r}: must be NAME=VALUE, 'q=2x8x64:bf16' or 'causal=True' say")
+        array = _ARRAY.fullmatch(value)
+        found[name] = _array(name, array, fill) if array else _literal(value)
+    return found
+
+
+def _array(name: str, match: re.Match[str], fill: str) -> Any:
+    shape = tuple(map(int, match[1].split("x")))
+    dtype = as_dtype({"i32": "int32", "i64": "int64", "u32": "uint32", "i8": "int8"}.get(match[2], match[2]))
+    whole = dtype.kind in "iu"
+    how = match[3] or ("0" if whole else fill)
+    if how == "random":
+        drawn = np.random.default_rng(sum(map(ord, name)))
+        return (drawn.integers(0, 2, shape) if whole else drawn.standard_normal(shape, np.float32)).astype(dtype)
+    if how == "range":
+        return np.arange(np.prod(shape, dtype=np.int64)).reshape(shape).astype(dtype)
+    try:
+        numbers = [float(one) for one in how.split(",")]
+    except ValueError:
+        accepted = "a number, numbers, 'range' or 'random'"
+        raise ValueError(f"{name} is {match[0]!r}: must be filled with {accepted}") from None
+    if numbers == [0]:
+        return np.zeros(shape, dtype)  # no memory is touched, whatever the shape
+    if len(numbers) > 1 and np.prod(shape) != len(numbers):
+        raise ValueError(f"{name} is {match[0]!r}: must have {np.prod(shape)} numbers")
+    return np.full(shape, numbers[0] if len(numbers) == 1 else np.array(numbers).reshape(shape)).astype(dtype)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def operation_of(name: str) -> Any:
+    """The public function of kvlab.attention that is called so. ValueError for another name."""
+    function = getattr(attention, name, None) if name in attention.__all__ else None
+    if not hasattr(function, "planned"):
+        known = [one for one in attention.__all__ if hasattr(getattr(attention, one), "planned")]
+        raise ValueError(f"operation is {name!r}: must be one of {', '.join(known)}")
+    return function
+
+
+def _texts(name: str, given: Sequence[str]) -> list[str]:
+    if given:
+        return list(given)
+    if name not in EXAMPLES:
+        parameters = inspect.signature(operation_of(name)).parameters.values()
+        names = ", ".join(one.name for one in parameters if one.default is one.empty)
+        raise ValueError(f"operation {name!r} takes {names}: must be given; one that takes a cache has no text for it")
+    return EXAMPLES[name].split()
+
+
+def explained(name: str, given: Sequence[str]) -> Answer:
+    """``kvlab explain``: the plan of a call, of which nothing is run."""
+    function, texts = operation_of(name), _texts(name, given)
+    plan = explain(function, **arguments(texts, "0"))
+    fields = dataclasses.fields(plan.config) if dataclasses.is_dataclass(plan.config) else ()
+    config = {field.name: getattr(plan.config, field.name) for field in fields}
+    data = {
+        "operation": plan.operation, "backend": plan.backend, "reason": plan.reason, "arch": plan.arch,
+        "grid": plan.grid, "config": {"class": type(plan.config).__name__, **config}, "arguments": texts,
+    }
+    width = max(map(len, config), default=0)
+    where = f" as on {plan.arch}" if plan.arch else ""
+    lines = [f"[bold]{plan.operation}[/bold]: {plan.backend}{where} ({escape(plan.reason)})", f"grid {plan.grid}"]
+    lines += [f"  {key:{width}}  {escape(str(value))}" for key, value in config.items()]
+    if plan.schedule is not None:
+        data["schedule"] = str(plan.schedule)
+        lines.append(escape(str(plan.schedule)))
+    if not given:
+        lines.append(f"[dim]arguments of its example: {' '.join(texts)}[/dim]")
+    return Answer("\n".join(lines), data)
+
+
+def case_of(name: str, given: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The operation's folder, what both siblings are launched with in a call, and what the emulator alone gets."""
+    made = arguments(_texts(name, given), "random")
+    call = operation_of(name).planned(**{**made, "backend": "emulator"})
+    folder = call.plan.sibling.rpartition(".")[0]
+    launch = getattr(importlib.import_module(f"{folder}.emulator"), "launch", None)
+    if launch is None or call.plan.sibling != f"{folder}.emulator:launch":
+        raise ValueError(f"operation is {name!r}: must be one whose emulator mirrors the portable kernel")
+    case = dict(zip(inspect.signature(launch).parameters, call.arrays, strict=False)) | call.named()
+    for alone in ("out", "traffic"):
+        case.pop(alone, None)
+    emulator = {"arch": call.plan.explanation.arch} if "arch" in inspect.signature(launch).parameters else {}
+    return folder, case, emulator
+
+
+def function_in(address: str) -> tuple[str, str]:
+    """``"FILE.py:name"`` or ``"module:name"`` as an importable module and a name in it; the file's folder is put on the
+    path. ValueError where there is no such file or module.
+    """
+    place, colon, name = address.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise ValueError(f"{address!r} names no function: must be FILE.py:name or module:name")
+    if not place.endswith(".py"):
+        return place, name
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise ValueError(f"{address!r}: there is no file {place}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    found = importlib.util.find_spec(path.stem)
+    if found is None or found.origin is None or Path(found.origin).resolve() != path:
+        raise ValueError(f"{address!r}: another module is called {path.stem}, must have a name of its own")
+    return path.stem, name
+
+
+def in_lockstep(name: str, given: Sequence[str], twin: str | None, html: Path | None) -> Answer:
+    """``kvlab lockstep``: both sides of an operation, or of a pair in files, compared step by step."""
+    from kvlab.mirror import Twin, lockstep, lockstep_pair
+
+    if ":" in name:
+        if not given or ":" not in given[0] or "=" in given[0]:
+            twin_name = f"'twins.py:{name.rpartition(':')[2]}'"
+            raise ValueError(f"{name!r} is a kernel: must be followed by its twin, {twin_name}")
+        kernel, emulator = function_in(name), function_in(given[0])
+        case = arguments(given[1:], "random")
+        launches = [f"{module}:launch" for module, _ in (kernel, emulator)]
+        pair = Twin(kernel[1], kernel=":".join(kernel), emulator=":".join(emulator))
+        run = lockstep_pair(pair, (launches[0], launches[1]), case)
+    else:
+        folder, case, alone = case_of(name, given)
+        run = lockstep(folder.rpartition(".")[2], case, twin=twin, emulator=alone)
+    first = run.first_difference
+    data: dict[str, Any] = {
+        "ok": run.ok, "compared": len(run.rows), "first_difference": None if first is None else str(first),
+        "steps": sorted({run.step_name(row) for row in run.rows}),
+    }
+    words = escape(str(run))
+    if html is not None:
+        html.write_text(run.to_html(), encoding="utf-8")
+        data["file"] = html
+        words += f"\n{escape(str(html))} written"
+    return Answer(words, data, yes=run.ok)

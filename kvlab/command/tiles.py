@@ -1,0 +1,161 @@
+"""``kvlab draw`` and ``kvlab conflicts``: layouts from text, their pictures, their passes and cures."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from kvlab.command.answers import Answer
+from kvlab.hardware import Cure, best_padding, best_swizzle
+from kvlab.layout import ComposedLayout, Layout, format_layout, from_cute
+from kvlab.layout.encodings import SharedEncoding, from_ttgir
+from kvlab.memory import as_dtype
+from kvlab.viz import Canvas, Picture, draw, draw_punch_card, save
+
+_SIZES = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s*")
+MOST_TEXT = 20
+"""Columns of a table that is printed instead of a picture."""
+
+
+def sizes(name: str, text: str | None) -> tuple[int, int] | None:
+    """``"64x128"`` as (64, 128). ValueError for other text.
+
+    >>> sizes("shape", "64x128"), sizes("shape", None)
+    ((64, 128), None)
+    """
+    if text is None:
+        return None
+    found = _SIZES.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{name} is {text!r}: must be rows x columns, '64x128' say")
+    return int(found[1]), int(found[2])
+
+
+def read(text: str, dtype: str | None, unit: str | None = None) -> Any:
+    """The layout that a text is: CuTe's, an encoding of TTGIR, or rows x columns of a row-major tile.
+
+    >>> read("8x64", None), read("(8,64):(64,1)", None)
+    (Layout("(8,64):(64,1)"), Layout("(8,64):(64,1)"))
+    """
+    if found := _SIZES.fullmatch(text):
+        return Layout.row_major(int(found[1]), int(found[2]))
+    if text.lstrip().startswith("#ttg."):
+        return from_ttgir(text)
+    return from_cute(text, dtype, swizzle_unit=unit)  # type: ignore[arg-type]
+
+
+def picture_of(thing: Any, dtype: str | None, shape: Any, cure: Cure | None) -> Picture:
+    """The picture of a layout, with the worst instruction of an access under it."""
+    how: dict[str, Any] = {}
+    if isinstance(thing, SharedEncoding) and shape is not None:
+        how["shape"] = shape
+    if dtype is not None and isinstance(thing, Layout | ComposedLayout | SharedEncoding):
+        how["element_bytes"] = as_dtype(dtype).itemsize
+    above = draw(thing, **how)
+    if cure is None:
+        return above
+    below = draw_punch_card(cure.before)
+    canvas = Canvas()
+    canvas.embed(above, 0, 0)
+    canvas.embed(below, 0, above.extent[1] + 28)
+    return canvas.picture(f"{thing}: {below.title}", f"{above.caption} Below, the instruction with the most conflicts.")
+
+
+def drawn(
+    text: str, dtype: str | None, access: str | None, output: Path | None, shape: str | None, arch: str,
+    unit: str | None,
+) -> Answer:
+    """``kvlab draw``: the picture in a file, or a table of offsets."""
+    thing = read(text, dtype, unit)
+    given = sizes("shape", shape)
+    cure = None if access is None else _searched(thing, dtype, access, given, arch)[0]
+    picture = picture_of(thing, dtype, given, cure)
+    data: dict[str, Any] = {"layout": str(thing), "title": picture.title, "caption": picture.caption}
+    words = f"[bold]{escape(picture.title)}[/bold]\n{escape(picture.caption)}"
+    if cure is not None:
+        data |= {"wavefronts": cure.given, "ideal": cure.ideal}
+        words += escape(_in_bytes(text, dtype, unit, access or "", arch, cure))
+    if output is not None:
+        data["file"] = save(picture, output)
+        words += f"\n{escape(str(output))} written"
+    elif isinstance(thing, Layout | ComposedLayout) and thing.rank == 2 and _columns(thing) <= MOST_TEXT:
+        words += f"\n{escape(format_layout(thing))}"
+    return Answer(words, data)
+
+
+def _in_bytes(text: str, dtype: str | None, unit: str | None, access: str, arch: str, cure: Cure) -> str:
+    """A line of doubt where a swizzle that has conflicts would have fewer if it counted bytes."""
+    if unit is None and cure.given > cure.ideal and isinstance(read(text, dtype), ComposedLayout):
+        with contextlib.suppress(ValueError):
+            other = best_swizzle(read(text, dtype, "byte"), dtype, access_of(access), arch=arch)
+            if other.given < cure.given:
+                return f"\nCounted in bytes (--swizzle-unit byte) the swizzle gives {other.given} wavefronts."
+    return ""
+
+
+def access_of(text: str) -> Any:
+    """What an access is called: an instruction's name, or an encoding of TTGIR (``ld:`` or ``st:`` before it).
+
+    >>> access_of("ldmatrix.x4"), access_of("st:#ttg.linear<{register = [[0, 1]], lane = [[1, 0]], warp = []}>")[0]
+    ('ldmatrix.x4', 'st')
+    """
+    verb, _, layout = text.partition(":")
+    if verb in ("ld", "st"):
+        return verb, from_ttgir(layout)
+    return from_ttgir(text) if text.lstrip().startswith("#ttg.") else text
+
+
+def _searched(thing: Any, dtype: str | None, access: str, shape: Any, arch: str) -> list[Cure]:
+    """The tile under its access, and its cures, swizzle first."""
+    if dtype is None:
+        raise ValueError("dtype is None: must be given with an access, '--dtype bf16' say")
+    found: list[Cure] = []
+    refused: ValueError | None = None
+    for cure in (best_swizzle, best_padding):
+        try:
+            found.append(cure(thing, dtype, access_of(access), arch=arch, shape=shape))
+        except ValueError as reason:
+            refused = reason if refused is None else refused
+    if not found:
+        raise refused or ValueError(f"{thing} has no cure")
+    return found
+
+
+def conflicts(text: str, dtype: str, access: str, shape: str | None, arch: str, unit: str | None, all_: bool) -> Answer:
+    """``kvlab conflicts``: wavefronts, why, and the smallest cure; no where there are conflicts."""
+    thing = read(text, dtype, unit)
+    cures = _searched(thing, dtype, access, sizes("shape", shape), arch)
+    worst, excess = cures[0].before, cures[0].given - cures[0].ideal
+    data = {
+        "layout": str(thing), "access": access, "arch": arch, "wavefronts": cures[0].given, "ideal": cures[0].ideal,
+        "conflicts": excess, "provisional": worst.provisional,
+        "cures": [
+            {
+                "kind": type(one).__name__.removeprefix("Best").lower(), "change": str(one.change),
+                "layout": str(one.layout), "wavefronts": one.wavefronts, "conflicts": one.conflicts,
+                "extra_bytes": one.extra_bytes, "tried": one.tried,
+            }
+            | ({"candidates": [[str(c.change), c.wavefronts] for c in one.candidates]} if all_ else {})
+            for one in cures
+        ],
+    }
+    head = f"{thing}, {access} on {arch}: {cures[0].given} wavefronts, ideal {cures[0].ideal}"
+    if not excess:
+        return Answer(f"[bold green]no conflicts[/bold green]  {escape(head)}", data)
+    doubt = _in_bytes(text, dtype, unit, access, arch, cures[0])
+    lines = [f"[bold red]{excess} conflicts[/bold red]  {escape(head)}{escape(doubt)}", "", escape(worst.explain()), ""]
+    for one in cures:
+        kind = type(one).__name__.removeprefix("Best").lower()
+        lines.append(f"[bold]{kind}[/bold]  {escape(str(one))}")
+        if all_:
+            lines += ["", escape(one.table()), ""]
+    return Answer("\n".join(lines), data, yes=False)
+
+
+def _columns(layout: Layout | ComposedLayout) -> int:
+    inner = layout.layout if isinstance(layout, ComposedLayout) else layout
+    return inner.modes[1].size

@@ -1,0 +1,225 @@
+"""The command ``kvlab``. Rests on the functions behind it, on the exit codes that docs/command.md states, on files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+
+from kvlab.attention import explain, mha_decode_paged
+from kvlab.command import calls, checkout, machine, main
+from kvlab.hardware import best_padding, best_swizzle
+from kvlab.layout import ComposedLayout, Layout, Swizzle
+from kvlab.layout.encodings import BlockedLayout, SwizzledSharedLayout
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDS_A_KERNEL = ("lockstep",)
+
+
+@pytest.fixture
+def kvlab(capfd):
+    """(exit code, standard output, standard error) of one command line."""
+
+    def call(*argv: str):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        out, err = capfd.readouterr()
+        return ended.value.code, out, err
+
+    return call
+
+
+def lines_of_the_page():
+    page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
+    for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():
+        command, _, said = line.partition("#")
+        code = re.match(r" ([12]):", said)
+        if not command.split()[1].startswith(NEEDS_A_KERNEL):
+            yield shlex.split(command)[1:], int(code[1]) if code else 0
+
+
+def test_commands_of_the_page_end_as_it_says(kvlab, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = [(argv, code, kvlab(*argv)) for argv, code in lines_of_the_page()]
+    assert len(found) > 8
+    for argv, code, (ended, out, err) in found:
+        assert (ended, bool(out), bool(err)) == (code, code < 2, code == 2), argv
+    assert (tmp_path / "x.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert "448 conflicts" in found[2][2][1]
+
+
+def test_conflicts_as_json_are_those_of_the_library(kvlab):
+    argv = ("--dtype", "bf16", "--access", "ldmatrix.x4", "--proof", "--json")
+    code, out, _ = kvlab("conflicts", "Sw<2,3,3> o (32,64):(64,1)", *argv)
+    tile = ComposedLayout(Layout.row_major(32, 64), Swizzle(2, 3, 3, "bf16"))
+    swizzle = best_swizzle(tile, "bf16", "ldmatrix.x4")
+    told = json.loads(out)
+    assert (code, told["wavefronts"], told["ideal"]) == (1, swizzle.given, swizzle.ideal)
+    assert [one["kind"] for one in told["cures"]] == ["swizzle"]  # a padding is no cure of a swizzled tile
+    assert told["cures"][0]["candidates"] == [[str(one.change), one.wavefronts] for one in swizzle.candidates]
+    code, out, _ = kvlab("conflicts", "32x64", *argv)
+    padding = best_padding((32, 64), "bf16", "ldmatrix.x4")
+    assert json.loads(out)["cures"][1]["extra_bytes"] == padding.extra_bytes
+
+
+def test_a_swizzle_that_may_count_bytes_is_doubted(kvlab):
+    argv = ("--dtype", "f16", "--access", "ldmatrix.x4")
+    tile = "Sw<3,4,3> o (8,64):(64,1)"
+    for command in ("conflicts", "draw"):
+        assert "Counted in bytes (--swizzle-unit byte) the swizzle gives 8 wavefronts" in kvlab(command, tile, *argv)[1]
+    code, out, _ = kvlab("conflicts", tile, *argv, "--swizzle-unit", "byte")
+    assert (code, "no conflicts" in out) == (0, True)
+
+
+def test_encodings_are_tiles_and_accesses(kvlab):
+    shared = "#ttg.swizzled_shared<{vec = 1, perPhase = 1, maxPhase = 1, order = [1, 0]}>"
+    blocked = (
+        "#ttg.blocked<{sizePerThread = [1, 1], threadsPerWarp = [32, 1], warpsPerCTA = [1, 1], order = [0, 1]}>"
+    )
+    code, out, _ = kvlab(
+        "conflicts", shared, "--shape", "32x32", "--dtype", "f32", "--access", f"st:{blocked}", "--json"
+    )
+    found = best_swizzle(
+        SwizzledSharedLayout(1, 1, 1, (1, 0)), "f32", ("st", BlockedLayout([1, 1], [32, 1], [1, 1], [0, 1])),
+        shape=(32, 32),
+    )
+    assert (code, json.loads(out)["cures"][0]["change"]) == (1, str(found.swizzle))
+
+
+def test_explain_tells_the_plan_of_the_call(kvlab):
+    _, out, _ = kvlab("explain", "mha_decode_paged", "--json")
+    kv, table = np.zeros((6, 16, 2, 64), "f2"), np.arange(6).reshape(2, 3)
+    plan = explain(mha_decode_paged, np.zeros((2, 8, 64), "f2"), kv, kv, table, np.array([40, 40]))
+    told = json.loads(out)
+    assert told["grid"] == list(plan.grid)
+    assert {name: told["config"][name] for name in ("BM", "BN")} == {"BM": plan.config.BM, "BN": plan.config.BN}
+    assert "arch=gfx950" not in out
+    assert json.loads(kvlab("explain", "mha_decode_paged", *calls.EXAMPLES["mha_decode_paged"].split(), "arch=gfx950",
+                            "--json")[1])["arch"] == "gfx950"
+
+
+@pytest.mark.parametrize("name", calls.EXAMPLES)
+def test_every_example_is_a_call(name):
+    assert calls.explained(name, ()).data["operation"]
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (("draw", "(8,64):(64"), "'(8,64):(64' is no CuTe text"),
+        (("draw", "8x64", "--access", "ldmatrix.x4"), "dtype is None: must be given with an access"),
+        (("draw", "8x64", "-o", "x.gif"), "must end in .svg, .html or .png"),
+        (("conflicts", "8x64", "-d", "f16", "-a", "ldmatrix.x4", "--shape", "8"), "shape is '8': must be"),
+        (("conflicts", "8x64", "-d", "f17", "-a", "ldmatrix.x4"), "f17"),
+        (("explain", "mha_encode"), "operation is 'mha_encode': must be one of attend_paged"),
+        (("explain", "mha_decode"), "takes q, cache: must be given"),
+        (("explain", "mha_decode_paged", "q:3"), "argument is 'q:3': must be NAME=VALUE"),
+        (("explain", "mha_decode_paged", "q=3:i32=1,2"), "q is '3:i32=1,2': must have 3 numbers"),
+        (("explain", "mha_decode_paged", "q=3:i32=a"), "must be filled with a number"),
+        (("lockstep", "kernels.py:scale"), "'kernels.py:scale' is a kernel: must be followed by its twin"),
+        (("lockstep", "kernels.py:scale", "twins.py:scale"), "there is no file kernels.py"),
+        (("bench", "speed"), "benchmark is 'speed': must be one of attention"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(kvlab, argv, says):
+    code, out, err = kvlab(*argv)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+
+
+def test_doctor_tells_what_is_missing(kvlab, monkeypatch):
+    code, out, _ = kvlab("doctor", "--quick", "--json")
+    assert (code, json.loads(out)["ok"]) == (0, True)
+    monkeypatch.setattr(machine.versions, "installed", lambda: None)
+    code, out, _ = kvlab("doctor", "--quick")
+    assert code == 0
+    assert re.search(r"no +Triton +is not installed: kernels run in the emulator alone", out)
+    monkeypatch.setattr(machine, "_emulate", lambda: 1 // 0)
+    code, out, _ = kvlab("doctor", "--quick")
+    assert code == 1
+    assert re.search(r"fails +emulator +ZeroDivisionError", out)
+
+
+def test_what_lies_beside_the_package_is_run_with_its_arguments(kvlab, monkeypatch, tmp_path):
+    ran = []
+    done = subprocess.CompletedProcess((), 3)
+    monkeypatch.setattr(subprocess, "run", lambda command, **how: ran.append(command) or done)
+    assert kvlab("bench", "report", "--all", "x")[0] == 3
+    assert kvlab("lab", "--no-browser")[0] == 3
+    assert [command[1:] for command in ran] == [
+        [str(ROOT / "benchmarks" / "report.py"), "--all", "x"],
+        ["-m", "jupyterlab", str(ROOT / "notebooks"), "--no-browser"],
+    ]
+    monkeypatch.setattr(checkout, "ROOT", tmp_path)
+    assert "notebooks are not part of the installed package" in kvlab("lab")[2]
+
+
+def test_the_demo_is_that_of_its_module(kvlab, monkeypatch):
+    seen = []
+    monkeypatch.setattr("kvlab.demo.__main__.main", lambda argv: seen.append(argv) or 1)
+    assert kvlab("demo", "--page-size", "4")[0] == 1
+    assert seen == [["--page-size", "4"]]
+
+
+def test_the_shell_completes():
+    """What a shell asks of the process: the subcommands that begin so."""
+    asked = {"_KVLAB_COMPLETE": "complete_bash", "COMP_WORDS": "kvlab con", "COMP_CWORD": "1"}
+    how = {"cwd": ROOT, "env": os.environ | asked, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-m", "kvlab"], **how)
+    assert done.stdout.split() == ["conflicts"]
+
+
+KERNEL = '''
+import torch, triton, triton.language as tl
+
+@triton.jit
+def scale(x_ptr, out_ptr, factor, N: tl.constexpr):
+    #: load -> x
+    column = tl.arange(0, N)
+    x = tl.load(x_ptr + tl.program_id(0) * N + column)
+    #: multiply -> y
+    y = x * factor
+    tl.store(out_ptr + tl.program_id(0) * N + column, y)
+
+def launch(*, x, factor):
+    out = torch.empty_like(x)
+    scale[(x.shape[0],)](x, out, factor, x.shape[1])
+    return out
+'''
+TWIN = '''
+import numpy as np
+
+def scale(x_of, factor):
+    #: load -> x
+    x = x_of
+    #: multiply -> y
+    y = x * np.float32({factor})
+    return y
+
+def launch(*, x, factor):
+    return scale(x, factor)
+'''
+
+
+@pytest.mark.interpreter
+def test_lockstep_of_an_operation_and_of_a_pair_in_files(kvlab, tmp_path):
+    """Rests on the kernels, interpreted: the twin that adds a hundredth differs in its second step."""
+    code, out, _ = kvlab("lockstep", "merge_states", "--json", "-o", str(tmp_path / "page.html"))
+    assert (code, json.loads(out)["ok"]) == (0, True)
+    assert "merge" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    (tmp_path / "scale_kernels.py").write_text(KERNEL)
+    (tmp_path / "scale_twins.py").write_text(TWIN.format(factor="factor"))
+    (tmp_path / "wrong_twins.py").write_text(TWIN.format(factor="factor + 0.01"))
+    pair = (f"{tmp_path}/scale_kernels.py:scale", "x=4x64:f32", "factor=2.0")
+    assert kvlab("lockstep", pair[0], f"{tmp_path}/scale_twins.py:scale", *pair[1:])[0] == 0
+    code, out, _ = kvlab("lockstep", pair[0], f"{tmp_path}/wrong_twins.py:scale", *pair[1:], "--json")
+    assert (code, json.loads(out)["first_difference"][:20]) == (1, "scale.multiply, prog"), out

@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from kvlab import attention
 from kvlab.attention import explain
+from kvlab.attention.call.operation import PublicOperation
 from kvlab.command.answers import Answer
 from kvlab.memory import as_dtype
 
@@ -88,11 +89,10 @@ def _literal(text: str) -> Any:
 
 def operation_of(name: str) -> Any:
     """The public function of kvlab.attention that is called so. ValueError for another name."""
-    function = getattr(attention, name, None) if name in attention.__all__ else None
-    if not hasattr(function, "planned"):
-        known = [one for one in attention.__all__ if hasattr(getattr(attention, one), "planned")]
+    known = [one for one in dir(attention) if isinstance(getattr(attention, one), PublicOperation)]
+    if name not in known:
         raise ValueError(f"operation is {name!r}: must be one of {', '.join(known)}")
-    return function
+    return getattr(attention, name)
 
 
 def _texts(name: str, given: Sequence[str]) -> list[str]:

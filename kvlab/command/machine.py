@@ -21,8 +21,8 @@ SUPPORTED = ((3, 11), (3, 14))
 
 
 class Finding(NamedTuple):
-    """What was looked at, whether it works, a sentence, and the remedy where there is one. needed : False for what is
-    only an extra, whose absence is no fault.
+    """Thing that was looked at, whether it works, a sentence, and the remedy where there is one. needed : False for
+    what is only an extra, whose absence is no fault.
     """
 
     what: str

@@ -98,7 +98,7 @@ def _in_bytes(text: str, dtype: str | None, unit: str | None, access: str, arch:
 
 
 def access_of(text: str) -> Any:
-    """What an access is called: an instruction's name, or an encoding of TTGIR (``ld:`` or ``st:`` before it).
+    """Access of a text: an instruction's name, or an encoding of TTGIR (``ld:`` or ``st:`` before it).
 
     >>> access_of("ldmatrix.x4"), access_of("st:#ttg.linear<{register = [[0, 1]], lane = [[1, 0]], warp = []}>")[0]
     ('ldmatrix.x4', 'st')

@@ -24,6 +24,7 @@ _ROOMS = (
     "layout",
     "memory",
     "mirror",
+    "simt",
     "staging",
     "triton_support",
     "viz",

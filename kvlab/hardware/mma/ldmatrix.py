@@ -35,7 +35,7 @@ def ldmatrix(memory: Memory, row_address: Any, num: int, trans: bool = False, dt
     rows = _row_addresses("ldmatrix", row_address, num)
     units = memory_of(memory, "ldmatrix: memory").load(rows, np.uint16, 8, alignment=16)  # [..., 8*num, 8]
     flat = units.reshape(*units.shape[:-2], 64 * num)
-    return _unit_of_register(num, trans)(flat).view(as_dtype(dtype))
+    return unit_of_register(num, trans)(flat).view(as_dtype(dtype))
 
 
 def stmatrix(memory: Memory, row_address: Any, registers: Any, num: int, trans: bool = False) -> None:
@@ -54,7 +54,7 @@ def stmatrix(memory: Memory, row_address: Any, registers: Any, num: int, trans: 
     if units.ndim < 2 or units.shape[-2:] != (32, 2 * num):
         raise ValueError(f"stmatrix.x{num}: registers {np.shape(registers)} are not [..., 32, {2 * num}] of 16 bits")
     flat = units.reshape(*units.shape[:-2], 64 * num)
-    matrices = _register_of_unit(num, trans)(flat)
+    matrices = register_of_unit(num, trans)(flat)
     memory_of(memory, "stmatrix: memory").store(rows, matrices.reshape(*flat.shape[:-1], 8 * num, 8), alignment=16)
 
 
@@ -68,8 +68,8 @@ def _row_addresses(name: str, row_address: Any, num: int) -> IntArray:
 
 
 @functools.cache
-def _unit_of_register(num: int, trans: bool) -> Regroup:
-    """Which of the ``64*num`` units each register half holds: ``[32, 2*num]``."""
+def unit_of_register(num: int, trans: bool) -> Regroup:
+    """Units, of ``64*num``, that each register half holds: ``[32, 2*num]``."""
     lane, half = np.arange(32)[:, None], np.arange(2 * num)
     outer, inner = lane // 4, 2 * (lane % 4) + half % 2
     row, col = (inner, outer) if trans else (outer, inner)
@@ -77,6 +77,6 @@ def _unit_of_register(num: int, trans: bool) -> Regroup:
 
 
 @functools.cache
-def _register_of_unit(num: int, trans: bool) -> Regroup:
-    """The inverse: which register half, of ``32*2*num``, holds each unit: ``[64*num]``."""
-    return Regroup(frozen(np.argsort(_unit_of_register(num, trans).index, axis=None)))
+def register_of_unit(num: int, trans: bool) -> Regroup:
+    """Inverse of :func:`unit_of_register`: the register half, of ``32*2*num``, that holds each unit: ``[64*num]``."""
+    return Regroup(frozen(np.argsort(unit_of_register(num, trans).index, axis=None)))

@@ -1,0 +1,235 @@
+"""A launch on arrays: the kernel compiled without a GPU, its arguments placed in memory, its grid run."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvlab.common.arrays import on_gpu, to_numpy
+from kvlab.common.checks import shown
+from kvlab.common.torch_here import is_torch
+from kvlab.hardware.chip import ARITHMETICS
+from kvlab.memory import AddressSpace, Memory
+
+from .machine import Code, Machine, symbols_of
+from .ptx import Parameter, Program, parse
+from .record import KernelRun, Trace, facts_of
+from .values import REGION, TYPES
+
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "num_ctas")
+"""Arguments of a launch that are the compiler's."""
+_LANES = 4096  # that run side by side
+_SCRATCH = 1 << 20
+
+
+def run(
+    kernel: Any, grid: Any, *args: Any, target: str = "sm_80", arithmetic: str = "chip", addresses: bool = True,
+    strict: bool = True, **named: Any,
+) -> KernelRun:
+    """Run a ``@triton.jit`` or ``@gluon.jit`` kernel as it is compiled for a GPU, without one: its PTX, lane by lane.
+
+    kernel, grid, args, named  as in ``kernel[grid](*args, **named)``; arrays are NumPy's or CPU tensors of torch and
+                are written in place; ``num_warps`` and other options of the compiler are among ``named``
+    target      ``sm_80``, ``sm_86``, ``sm_89`` or ``sm_90``
+    arithmetic  ``"chip"``: products and special functions as an H100 rounds them; ``"float32"``: as NumPy does
+    addresses   whether the accesses' passes and sectors are counted
+    strict      whether reads of shared memory that nobody wrote, and misaligned accesses, raise
+
+    Accesses outside an argument raise :class:`~kvlab.memory.OutOfBounds`, with the line of the PTX and of the kernel;
+    instructions that the machine does not have :class:`UnknownInstruction`, before anything runs. Torch and Triton must
+    be there. ValueError for other targets and arguments.
+    """
+    from kvlab.triton_support.compile import compile_kernel, signature_of
+
+    _check(target, arithmetic)
+    while not hasattr(kernel, "arg_names") or not hasattr(kernel, "params"):  # autotuned, heuristics
+        if not hasattr(kernel, "fn"):
+            raise ValueError(f"kernel is {shown(kernel)}: must be a @triton.jit or @gluon.jit function")
+        kernel = kernel.fn
+    options = {name: named.pop(name) for name in OPTIONS if name in named and name not in kernel.arg_names}
+    if len(args) > len(kernel.arg_names):
+        raise ValueError(f"args are {len(args)}: {kernel.__name__} takes {len(kernel.arg_names)}")
+    given = dict(zip(kernel.arg_names, args, strict=False))
+    twice = sorted(set(given) & set(named))
+    if twice:
+        raise ValueError(f"{', '.join(twice)}: given by place and by name")
+    given |= named
+    defaults = {
+        name: parameter.default for name, parameter in inspect.signature(kernel.fn).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    given = {name: given.get(name, defaults.get(name)) for name in kernel.arg_names
+             if name in given or name in defaults}
+    missing = [name for name in kernel.arg_names if name not in given]
+    unknown = sorted(set(named) - set(kernel.arg_names))
+    if missing or unknown:
+        raise ValueError(f"{kernel.__name__} takes {kernel.arg_names}; missing: {missing}, unknown: {unknown}")
+    described = signature_of(kernel, **given)
+    compiled = compile_kernel(kernel, target=target, **described, **options)
+    constants = {p.name for p in kernel.params if p.is_constexpr}
+    leaves = [leaf for name in kernel.arg_names if name not in constants
+              for leaf in _leaves(name, given[name], described["constexprs"])]
+    sizes = grid(given) if callable(grid) else grid
+    return run_ptx(compiled.asm["ptx"], sizes, leaves, shared=compiled.shared, arithmetic=arithmetic,
+                   addresses=addresses, strict=strict)
+
+
+def _leaves(path: Any, value: Any, constants: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """(name, value) of the run-time arguments in an argument, in the order of the PTX."""
+    if path in constants:
+        return
+    if isinstance(value, tuple):
+        head = path if isinstance(path, tuple) else (path,)
+        for place, inner in enumerate(value):
+            yield from _leaves((*head, place), inner, constants)
+    else:
+        name = path if isinstance(path, str) else f"{path[0]}{list(path[1:])}"
+        yield name, value
+
+
+def run_ptx(
+    ptx: str, grid: Any, args: Sequence[Any], *, shared: int = 0, threads: int | None = None, arithmetic: str = "chip",
+    addresses: bool = True, strict: bool = True,
+) -> KernelRun:
+    """Run the kernel of a PTX text on the arrays and numbers ``args``, one for each parameter, in order.
+
+    ``shared`` is in bytes a CTA, for the array whose size the launch says; ``threads`` of a CTA where the PTX does not
+    require a number. Parameters past ``args`` are pointers to scratch memory of zeros. The rest as for :func:`run`.
+
+    >>> x = np.arange(4, dtype=np.uint32)
+    >>> ran = run_ptx(ADD_ONE, (1,), [x], threads=4)
+    >>> x
+    array([1, 2, 3, 4], dtype=uint32)
+    >>> print(ran.table(by="ptx"))
+    line  warps  wavefronts  ideal  conflicts  sectors  ideal  code
+    9         1           0      0          0        1      1  ld.global.u32 %r2, [%rd3]
+    11        1           0      0          0        1      1  st.global.u32 [%rd3], %r2
+    >>> run_ptx(ADD_ONE, (1,), [x], threads=5)
+    Traceback (most recent call last):
+        ...
+    kvlab.memory.OutOfBounds: argument 0: access of 4 bytes at address 1099511627792 is outside [1099511627776, \
+1099511627792); at PTX line 9: `ld.global.u32 %r2, [%rd3]`
+    """
+    program = parse(ptx)
+    _check(program.target, arithmetic)
+    sizes = _grid(grid)
+    lanes = program.threads or threads or 0
+    if lanes < 1 or lanes > 1024:
+        raise ValueError(f"threads is {threads!r}: must be 1 to 1024, where the PTX requires none")
+    symbols, allocations, nbytes = symbols_of(program, shared)
+    parameters = _place(program, [a if isinstance(a, tuple) else (f"argument {i}", a) for i, a in enumerate(args)],
+                        allocations)
+    start = time.perf_counter()
+    code = Code(program, symbols, parameters)
+    trace = Trace(program, _arch(program.target), addresses)
+    ctas, provisional = int(np.prod(sizes)), set(_provisional(program))
+    together = max(1, _LANES // lanes)
+    with np.errstate(all="ignore"):
+        for first in range(0, ctas, together):
+            numbers = range(first, min(first + together, ctas))
+            machine = Machine(code, numbers, sizes, lanes, nbytes, allocations, trace, arithmetic, strict)
+            machine.run()
+            provisional |= machine.provisional
+    seconds = time.perf_counter() - start
+    facts = facts_of(program, trace, lambda at: code.block(at)[2])
+    total = sum(lanes * (code.block(at)[2] - at) for at, lanes in trace.lanes.items())
+    exact = arithmetic == "chip"
+    return KernelRun(program.name, program.target, sizes, ptx, facts, total, seconds,
+                     tuple(sorted(provisional)) if exact else ())
+
+
+ADD_ONE = """.version 8.0
+.target sm_80
+.visible .entry add_one(.param .u64 add_one_param_0) {
+  .reg .b32 %r<3>;
+  .reg .b64 %rd<4>;
+  ld.param.b64 %rd1, [add_one_param_0];
+  mov.u32 %r1, %tid.x;
+  mad.wide.u32 %rd3, %r1, 4, %rd1;
+  ld.global.u32 %r2, [%rd3];
+  add.u32 %r2, %r2, 1;
+  st.global.u32 [%rd3], %r2;
+  ret;
+}
+"""
+
+
+def _check(target: str, arithmetic: str) -> None:
+    if not isinstance(target, str) or not target.startswith(("sm_80", "sm_86", "sm_89", "sm_90")):
+        raise ValueError(f"target is {target!r}: must be sm_80, sm_86, sm_89 or sm_90")
+    if arithmetic not in ARITHMETICS:
+        raise ValueError(f"arithmetic is {arithmetic!r}: must be one of {', '.join(ARITHMETICS)}")
+
+
+def _arch(target: str) -> str:
+    return target.rstrip("a")
+
+
+def _grid(grid: Any) -> tuple[int, int, int]:
+    sizes = tuple(grid) if isinstance(grid, Sequence) else (grid,)
+    if not 1 <= len(sizes) <= 3 or any(not isinstance(n, int | np.integer) or n < 0 for n in sizes):
+        raise ValueError(f"grid is {grid!r}: must be one to three integers from 0")
+    x, y, z = (*(int(n) for n in sizes), 1, 1)[:3]
+    return x, y, z
+
+
+def _place(program: Program, args: list[tuple[str, Any]], allocations: dict[int, Memory]) -> dict[str, bytes]:
+    """The bytes of every parameter; arrays get addresses of their own among ``allocations``."""
+    if len(args) > len(program.parameters):
+        raise ValueError(f"args are {len(args)}: {program.name} has {len(program.parameters)} parameters")
+    found = {}
+    for number, parameter in enumerate(program.parameters):
+        name, value = args[number] if number < len(args) else ("scratch memory", None)
+        if number >= len(args):
+            value = np.zeros(_SCRATCH, np.uint8)
+        if isinstance(value, np.ndarray) or is_torch(value):
+            if on_gpu(value):
+                raise ValueError(f"{name} is on a GPU: must be in CPU memory")
+            view: Any = to_numpy(value) if is_torch(value) else value
+            memory, offset = Memory.over(view, name=name), _offset(value)
+            memory.base = (number + 1 << REGION) + offset
+            memory.space = AddressSpace.GLOBAL
+            allocations[number + 1] = memory
+            found[parameter.name] = memory.base.to_bytes(8, "little")
+        else:
+            found[parameter.name] = _number(name, parameter, value)
+    return found
+
+
+def _offset(array: Any) -> int:
+    """Bytes from the start of the allocation that an array is a view of: on a GPU that is aligned to 256 bytes and
+    more."""
+    if is_torch(array):
+        return int(array.data_ptr() - array.untyped_storage().data_ptr()) % 256
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return int(array.ctypes.data - owner.ctypes.data) % 256
+
+
+def _number(name: str, parameter: Parameter, value: Any) -> bytes:
+    kind = parameter.type
+    if parameter.nbytes or not isinstance(value, int | float | np.integer | np.floating | np.bool_):
+        raise ValueError(f"{name} is {shown(value)}: must be an array or a number")
+    dtype = TYPES[kind]
+    if dtype.kind in "iu" and isinstance(value, float | np.floating):
+        if dtype.itemsize not in (4, 8):
+            raise ValueError(f"{name} is {value!r}: must be an integer")
+        return np.array(value, f"f{dtype.itemsize}").tobytes()
+    if dtype.kind in "iu":
+        return (int(value) % (1 << 8 * dtype.itemsize)).to_bytes(dtype.itemsize, "little")
+    return np.array(value, dtype).tobytes()
+
+
+_NEAREST = ("lg2", "sin", "cos", "tanh", "sqrt", "rsqrt")
+"""Functions whose bits were not recorded on a chip: here they are rounded to the nearest number."""
+
+
+def _provisional(program: Program) -> Iterator[str]:
+    for op in (instruction.op for instruction in program.instructions):
+        if ("approx" in op and op[0] in _NEAREST) or (op[0] == "ex2" and op[-1] != "f32"):
+            yield ".".join(op)

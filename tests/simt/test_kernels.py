@@ -1,0 +1,159 @@
+"""Compiled kernels run without a GPU. Rests on float64, on NumPy's exact results, and on bits that an H200 recorded.
+
+The records (tests/data/hardware/chip_bits.npz) are of Triton 3.6.0; 3.7.1's code gives the same bits.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simt_kernels as kernels
+from caught import Caught, as_tensors
+
+from benchmarks.chip_bits import CALLS
+from kvlab.common.arrays import to_numpy
+from kvlab.memory import OutOfBounds, bfloat16, float8_e4m3fn, float8_e5m2, float16
+from kvlab.simt import KernelRun, run
+
+pytestmark = pytest.mark.compile
+RECORDS = Path(__file__).parents[1] / "data" / "hardware"
+
+
+def floats(*shape: int) -> Any:
+    return np.random.default_rng(len(shape) + sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def close(ours: Any, exact: Any, part: float) -> bool:
+    return bool(np.abs(ours.astype(np.float64) - exact).max() <= part * np.abs(exact).max())
+
+
+def test_elements_and_rows() -> None:
+    """Vector add equals NumPy's sums; softmax, layer norm and a scan float64's, to a few float32 roundings."""
+    x, y, out = floats(1000), floats(1000)[::-1].copy(), np.zeros(1000, np.float32)
+    ran = run(kernels.add_kernel, (4,), x, y, out, 1000, B=256)
+    assert np.array_equal(out, x + y)
+    assert ran.sectors == 2 * 3 * 1000 * 4 // 32  # a thread's two elements are loaded one by one: every sector twice
+    rows, result = floats(6, 300), np.zeros((6, 300), np.float32)
+    run(kernels.softmax_kernel, lambda meta: (6,), rows, result, 300, 300, B=512)
+    e = np.exp(rows.astype(np.float64) - rows.max(axis=1, keepdims=True))
+    assert close(result, e / e.sum(axis=1, keepdims=True), 1e-6)
+    given, weight, bias = floats(5, 700).astype(bfloat16), floats(700), floats(700)[::-1].copy()
+    normal = np.zeros_like(given)
+    ran = run(kernels.layer_norm_kernel, (5,), given, weight, bias, normal, 700, 1e-5, B=256)
+    assert ran.provisional == ("sqrt.approx.ftz.f32",)
+    wide = given.astype(np.float64)
+    wide = (wide - wide.mean(axis=1, keepdims=True)) / np.sqrt(wide.var(axis=1, keepdims=True) + 1e-5)
+    assert close(normal, wide * weight + bias, 2.0**-8)
+    z, sums = floats(512), np.zeros(512, np.float32)
+    run(kernels.scan_kernel, (1,), z, sums, B=512)
+    assert close(sums, np.cumsum(z.astype(np.float64)), 1e-6)
+
+
+def test_gather_atomics_and_a_transpose() -> None:
+    """All exact. The swizzled transpose has the passes that its bytes need, and no conflicts."""
+    x, index, out = floats(256), np.random.default_rng(1).integers(0, 256, 256).astype(np.int32), np.zeros(256, "f4")
+    run(kernels.gather_kernel, (1,), x, index, out, B=256)
+    assert np.array_equal(out, x[index])
+    values = np.random.default_rng(2).integers(0, 11, 1000).astype(np.int32)
+    counts, most, flag = np.zeros(16, np.int32), np.full(1, -5, np.int32), np.full(1, 7, np.int32)
+    run(kernels.atomics_kernel, (4,), values, counts, most, flag, 1000, B=256)
+    assert np.array_equal(counts, np.bincount(values, minlength=16))
+    assert most[0] == values.max()
+    assert flag[0] in range(100, 104)  # one of the programs was the first
+    square, turned = floats(64, 64).astype(float16), np.zeros((64, 64), float16)
+    ran = run(kernels.transpose_kernel, (1,), square, turned, B=64)
+    assert np.array_equal(turned, square.T)
+    assert ran.conflicts == 0
+    assert ran.wavefronts == sum(facts.ideal for facts in ran.instructions) >= 2 * square.nbytes // 128
+
+
+MATMULS = [(bfloat16, "sm_80", 1e-6), (np.dtype(np.float32), "sm_80", 2e-3), (np.dtype(float8_e5m2), "sm_80", 1e-6),
+           (np.dtype(float8_e4m3fn), "sm_89", 1e-3)]
+
+
+@pytest.mark.parametrize("dtype, target, part", MATMULS, ids=lambda x: str(x))
+def test_a_matrix_product(dtype: Any, target: str, part: float) -> None:
+    """Three stages of cp.async over a K that no tile divides. tf32 has 10 digits, sums of e4m3 14, their products are
+    exact; e5m2 of sm_80 is widened to float16."""
+    a, b, c = floats(128, 80).astype(dtype), floats(80, 64).astype(dtype), np.zeros((128, 64), np.float32)
+    bk = 64 if dtype.itemsize == 1 else 32
+    ran = run(kernels.matmul_kernel, (2, 2), a, b, c, 64, 80, 80, 64, 64, BM=64, BN=32, BK=bk, num_stages=3,
+              target=target)
+    assert close(c, a.astype(np.float64) @ b.astype(np.float64), part)
+    known = {bfloat16: (), np.dtype(np.float32): ("mma.sync.m16n8k8.tf32",)}
+    assert ran.provisional == known.get(dtype, ())
+
+
+def test_attention_and_its_table() -> None:
+    q, k, v = (floats(n, 64).astype(bfloat16) for n in (64, 96, 97))
+    out = np.zeros((64, 64), bfloat16)
+    ran = run(kernels.attention_kernel, (1,), q, k, v[:96], out, 96, 0.125, D=64, BM=64, BN=32, num_stages=3)
+    s = q.astype(np.float64) @ k.astype(np.float64).T * 0.125
+    p = np.exp2(s - s.max(axis=1, keepdims=True))
+    assert close(out, p / p.sum(axis=1, keepdims=True) @ v[:96].astype(np.float64), 2.0**-7)
+    assert ran.conflicts == 0
+    (line,) = [found for found in ran.lines() if "values = tl.load" in found.code]
+    assert line.sectors == 96 * 64 * 2 // 32
+    text = str(ran)
+    assert f"simt_kernels.py:{line.source[1]}" in text
+    assert "values = tl.load" in text
+    assert "<code>values = tl.load" in ran._repr_html_()
+
+
+def test_a_mask_that_is_missing_is_named() -> None:
+    """The line of the kernel, the argument, and the address."""
+    x, y, out = floats(1000), floats(1001)[:1000], np.zeros(1000, np.float32)
+    with pytest.raises(OutOfBounds, match=r"^x: access of 8 bytes .*simt_kernels\.py:18: `.*ld\.global"):
+        run(kernels.unmasked_kernel, (4,), x, y, out, 1000, B=256)
+    assert not out.any()
+
+
+def test_arguments_that_are_wrong_are_named() -> None:
+    x = floats(8)
+    with pytest.raises(ValueError, match="target is 'sm_70'"):
+        run(kernels.scan_kernel, (1,), x, x, B=8, target="sm_70")
+    with pytest.raises(ValueError, match=r"scan_kernel takes .*missing: \['B'\], unknown: \['b'\]"):
+        run(kernels.scan_kernel, (1,), x, x, b=8)
+    with pytest.raises(ValueError, match="x: given by place and by name"):
+        run(kernels.scan_kernel, (1,), x, x, x=x, B=8)
+    with pytest.raises(ValueError, match=r"grid is \(0.5,\)"):
+        run(kernels.scan_kernel, (0.5,), x, x, B=8)
+    with pytest.raises(ValueError, match=r"kernel is .*: must be a @triton.jit"):
+        run(len, (1,), x)
+    with pytest.raises(ValueError, match="arithmetic is 'exact'"):
+        run(kernels.scan_kernel, (1,), x, x, B=8, arithmetic="exact")
+
+
+def attend(name: str, target: str) -> tuple[KernelRun, dict[str, Any]]:
+    """kvlab's own kernel as a call launches it, run here: the record, and what it wrote."""
+    call = next(call for call in CALLS if str(call) == name)
+    home, arrays, named = call.launched()
+    module: Any = importlib.import_module(f"{home}{'hopper' if call.backend == 'hopper' else 'kernel'}")
+    stub, out = Caught(module.attend), as_tensors(call.output(arrays))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "attend", stub)
+        patch.setattr(module, "machine", lambda device: ("sm_90", 132), raising=False)
+        _, lse = module.launch(*map(as_tensors, arrays), **named, out=out)
+    arguments = stub.arguments
+    if call.operation == "decode" and call.backend == "triton":
+        arguments["C"] = arguments["C"]._replace(PTX=True)
+    ran = run(stub.fn, stub.calls[0][0], target=target, **arguments)
+    return ran, {"out": to_numpy(out), "lse": to_numpy(lse)}
+
+
+@pytest.mark.parametrize("name, target", [
+    ("decode-triton-bf16-float32", "sm_80"), ("decode-triton-bf16", "sm_90"), ("prefill-triton-bf16-float32", "sm_80"),
+])
+def test_own_kernels_have_the_chip_s_bits(name: str, target: str) -> None:
+    """Every bit that an H200 recorded; the emulator with ``arithmetic="chip"`` has the same ones (test_chip.py). The
+    code for sm_80 sums in the order of that for sm_90."""
+    ran, found = attend(name, target)
+    with np.load(RECORDS / "chip_bits.npz") as recorded:
+        for what, ours in found.items():
+            theirs = recorded[f"{name} {what}"]
+            assert np.array_equal(ours.view(theirs.dtype), theirs), what
+    assert ran.provisional == ()

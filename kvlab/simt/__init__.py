@@ -9,11 +9,20 @@ sectors of global memory are those of the compiled code, not a prediction.
 from .control import DeviceAssertion
 from .launch import run, run_ptx
 from .machine import Deadlock
-from .ptx import Instruction, Program, parse
+from .ptx import Program, PtxInstruction, parse
 from .record import InstructionFacts, KernelRun, LineFacts
 from .values import UnknownInstruction
 
 __all__ = [
-    "Deadlock", "DeviceAssertion", "Instruction", "InstructionFacts", "KernelRun", "LineFacts", "Program",
-    "UnknownInstruction", "parse", "run", "run_ptx",
+    "Deadlock",
+    "DeviceAssertion",
+    "InstructionFacts",
+    "KernelRun",
+    "LineFacts",
+    "Program",
+    "PtxInstruction",
+    "UnknownInstruction",
+    "parse",
+    "run",
+    "run_ptx",
 ]

@@ -17,7 +17,7 @@ from kvlab.memory import POISON
 from .values import BITS, REGION, TYPES, Array, Mask, Operands, Step
 
 if TYPE_CHECKING:
-    from .machine import Machine
+    from .machine import SimtMachine
 
 SPACES = ("global", "shared", "param", "local", "const")
 
@@ -48,7 +48,7 @@ def _ld(x: Operands) -> Step:
     if space == "local":
         x.unknown("local memory is not modelled")
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         where = address(m)
         if shared:
             where = where & 0xFFFFFFFF
@@ -68,7 +68,7 @@ def _ld_param(x: Operands, kind: str, names: list[str]) -> Step:
     writes = [x.write(name, kind) for name in names]
     values = np.frombuffer(given.ljust(start + size * len(names), b"\0"), BITS[size], len(names), start)
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         for write, value in zip(writes, values, strict=True):
             write(m, np.full(m.shape, value), mask)
 
@@ -82,7 +82,7 @@ def _st(x: Operands) -> Step:
     if space == "local":
         x.unknown("local memory is not modelled")
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         where = address(m)
         if shared:
             where = where & 0xFFFFFFFF
@@ -120,7 +120,7 @@ def _cp(x: Operands) -> Step | None:
     to, fro, nbytes = x.shared_address(0), x.address(1), int(x.texts[2], 0)
     size = x.read(3, "u32") if len(x) > 3 and not x.texts[3].startswith("%rd") else None
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         where, source = to(m), fro(m)
         on = np.ones(m.shape, np.bool_) if mask is None else mask
         reads = on
@@ -140,11 +140,11 @@ def _cp(x: Operands) -> Step | None:
     return step
 
 
-def _commit(m: Machine, mask: Mask) -> None:
+def _commit(m: SimtMachine, mask: Mask) -> None:
     m.groups[slice(None) if mask is None else mask.any(axis=1)] += 1
 
 
-def _wait(m: Machine, mask: Mask, left: int) -> None:
+def _wait(m: SimtMachine, mask: Mask, left: int) -> None:
     """The copies of all groups but the last ``left`` land; -1: also of the group that is open."""
     warps = np.ones(len(m.groups), np.bool_) if mask is None else mask.any(axis=1)
     for copy in m.copies:
@@ -188,7 +188,7 @@ def _atom(x: Operands) -> Step:
     writes = [] if reduces else [x.write(text, kind) for text in x.list(0)]
     size = TYPES[kind].itemsize
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         where = address(m)
         if shared:
             where = where & 0xFFFFFFFF
@@ -205,7 +205,7 @@ def _atom(x: Operands) -> Step:
 
 
 def _one_by_one(
-    m: Machine, name: str, where: Array, value: Array, swap: Array | None, on: Array, space: str
+    m: SimtMachine, name: str, where: Array, value: Array, swap: Array | None, on: Array, space: str
 ) -> Array:
     """Atomics in the order of lanes: lanes of one address come in turns, those of different ones together."""
     key = where[on]

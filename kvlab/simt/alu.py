@@ -13,7 +13,7 @@ from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float16
 from .values import BITS, PACKED, TYPES, Array, Mask, Operands, Step
 
 if TYPE_CHECKING:
-    from .machine import Machine
+    from .machine import SimtMachine
 
 Function = Callable[..., Array]
 _SMALLEST = np.float32(2.0**-126)
@@ -183,7 +183,7 @@ def _funnel(x: Operands) -> Step:
     low, high, count, write = x.read(1, "b32"), x.read(2, "b32"), x.read(3, "u32"), x.write(0, "b32")
     left, wraps = "l" in x.op, "wrap" in x.op
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         n = count(m) & np.uint32(31) if wraps else np.minimum(count(m), np.uint32(32))
         both = high(m).astype(np.uint64) << np.uint64(32) | low(m)
         moved = both << n.astype(np.uint64) >> np.uint64(32) if left else both >> n.astype(np.uint64)
@@ -225,7 +225,7 @@ def _lop3(x: Operands) -> Step:
     a, b, c, write = x.read(1, "b32"), x.read(2, "b32"), x.read(3, "b32"), x.write(0, "b32")
     table = x.constant(x.texts[4], 4)
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         u, v, w = a(m), b(m), c(m)
         terms = [
             (u if i & 4 else ~u) & (v if i & 2 else ~v) & (w if i & 1 else ~w) for i in range(8) if table >> i & 1
@@ -243,7 +243,7 @@ def _prmt(x: Operands) -> Step:
     if x.op[-1] != "b32":
         x.unknown("its modes are not modelled")
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         both, chosen = b(m).astype(np.uint64) << np.uint64(32) | a(m), selector(m)
         result = np.zeros(m.shape, np.uint32)
         for i in range(4):
@@ -266,7 +266,7 @@ def _dot_product(x: Operands) -> Step:
     kind = "u32" if kinds == ("u", "u") else "s32"
     c, write = x.read(3, kind), x.write(0, kind)
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         parts = [
             np.ascontiguousarray(np.broadcast_to(read(m), m.shape)).view(np.int8 if sign == "s" else np.uint8)
             for read, sign in ((a, kinds[0]), (b, kinds[1]))
@@ -404,7 +404,7 @@ def _setp(x: Operands) -> Step:
     third = x.read(3, "pred") if joined else None
     join = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}.get(joined or "")
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         found = compare(a(m), b(m))
         for write, value in zip(writes, (found, ~found), strict=False):
             write(m, join(value, third(m)) if join is not None and third is not None else value, mask)
@@ -438,7 +438,7 @@ def _mov(x: Operands) -> Step:
         reads = [x.read(name, f"b{width}") for name in parts]
         join = x.write(0, f"b{size}")
 
-        def pack(m: Machine, mask: Mask) -> None:
+        def pack(m: SimtMachine, mask: Mask) -> None:
             value = np.zeros(m.shape, f"u{size // 8}")
             for i, read in enumerate(reads):
                 value = value | read(m).astype(value.dtype) << value.dtype.type(i * width)
@@ -451,7 +451,7 @@ def _mov(x: Operands) -> Step:
         whole = x.read(1, f"b{size}")
         writes = [x.write(name, f"b{width}") for name in parts]
 
-        def unpack(m: Machine, mask: Mask) -> None:
+        def unpack(m: SimtMachine, mask: Mask) -> None:
             value = whole(m)
             for i, write in enumerate(writes):
                 write(m, (value >> value.dtype.type(i * width)).astype(f"u{width // 8}"), mask)
@@ -540,7 +540,7 @@ def _cvt_pair(x: Operands, to: str, fro: str) -> Step:
     high, low, write = x.read(1, fro), x.read(2, fro), x.write(0, "b32")
     function = _conversion(x, to, fro)
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         upper, lower = (np.asarray(function(a(m))).view(np.uint16).astype(np.uint32) for a in (high, low))
         write(m, upper << np.uint32(16) | lower, mask)
 
@@ -554,14 +554,14 @@ def _cvt_fp8(x: Operands, to: str, fro: str) -> Step:
         if fro == "f32":
             high, low = x.read(1, "f32"), x.read(2, "f32")
 
-            def squeeze(m: Machine, mask: Mask) -> None:
+            def squeeze(m: SimtMachine, mask: Mask) -> None:
                 upper, lower = (saturated(read(m), narrow).view(np.uint8).astype(np.uint16) for read in (high, low))
                 write(m, upper << np.uint16(8) | lower, mask)
 
             return squeeze
         pair = x.read(1, fro)
 
-        def squeeze_pair(m: Machine, mask: Mask) -> None:
+        def squeeze_pair(m: SimtMachine, mask: Mask) -> None:
             write(m, saturated(pair(m).astype(np.float32), narrow).view(np.uint16), mask)
 
         return squeeze_pair
@@ -569,7 +569,7 @@ def _cvt_fp8(x: Operands, to: str, fro: str) -> Step:
         x.unknown("this conversion is not modelled")
     wide, source, put = _NARROW[fro], x.read(1, "b16"), x.write(0, "f16x2")
 
-    def widen(m: Machine, mask: Mask) -> None:
+    def widen(m: SimtMachine, mask: Mask) -> None:
         put(m, np.ascontiguousarray(source(m)).view(wide).astype(float16), mask)
 
     return widen

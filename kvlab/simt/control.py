@@ -10,11 +10,11 @@ import numpy as np
 from .values import Array, Mask, Operands
 
 if TYPE_CHECKING:
-    from .machine import Machine
+    from .machine import SimtMachine
 
 ENDED = np.iinfo(np.int32).max
 """Where lanes are that have returned."""
-Control = Callable[["Machine", Mask, Array], None]
+Control = Callable[["SimtMachine", Mask, Array], None]
 """A step that sets where lanes go on: the lanes that are here, and those of them whose guard holds."""
 
 
@@ -65,7 +65,7 @@ def _brx(x: Operands) -> Control:
 
 
 def _raises(why: str) -> Control:
-    def control(m: Machine, here: Mask, on: Array) -> None:
+    def control(m: SimtMachine, here: Mask, on: Array) -> None:
         raise DeviceAssertion(why)
     return control
 
@@ -79,7 +79,7 @@ def _bar(x: Operands) -> Control | None:
     threads = x.read(1, "u32") if len(x) > 1 else None
     waits = "arrive" not in x.op
 
-    def control(m: Machine, here: Mask, on: Array) -> None:
+    def control(m: SimtMachine, here: Mask, on: Array) -> None:
         warps = np.asarray(on.any(axis=1))
         name = np.broadcast_to(number(m), m.shape)[:, 0].astype(np.int64)
         needed = np.zeros(m.shape[0], np.int64)

@@ -15,7 +15,7 @@ from kvlab.common.torch_here import is_torch
 from kvlab.hardware.chip import ARITHMETICS
 from kvlab.memory import AddressSpace, Memory
 
-from .machine import Code, Machine, symbols_of
+from .machine import Code, SimtMachine, symbols_of
 from .ptx import Parameter, Program, parse
 from .record import KernelRun, Trace, facts_of
 from .values import REGION, TYPES
@@ -131,7 +131,7 @@ def run_ptx(
     with np.errstate(all="ignore"):
         for first in range(0, ctas, together):
             numbers = range(first, min(first + together, ctas))
-            machine = Machine(code, numbers, sizes, lanes, nbytes, allocations, trace, arithmetic, strict)
+            machine = SimtMachine(code, numbers, sizes, lanes, nbytes, allocations, trace, arithmetic, strict)
             machine.run()
             provisional |= machine.provisional
     seconds = time.perf_counter() - start

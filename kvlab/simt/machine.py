@@ -80,7 +80,7 @@ class Code:
 
 
 def _guarded(step: Step, guard: Any) -> Step:
-    def guarded(m: Machine, mask: Mask) -> None:
+    def guarded(m: SimtMachine, mask: Mask) -> None:
         on = guard(m) if mask is None else mask & guard(m)
         if on.all():
             step(m, None)
@@ -89,7 +89,7 @@ def _guarded(step: Step, guard: Any) -> Step:
     return guarded
 
 
-class Machine:
+class SimtMachine:
     """CTAs of one launch that run side by side.
 
     ctas        their numbers in the grid, x fastest;  ``grid`` (x, y, z)

@@ -40,7 +40,7 @@ class Register:
 
 
 @dataclass(frozen=True)
-class Instruction:
+class PtxInstruction:
     """One instruction of a kernel.
 
     op         the words of its name: ``("ld", "global", "v4", "b32")``
@@ -50,7 +50,7 @@ class Instruction:
     inner      (file, line) of the function that was inlined there, the same as ``source`` where none was
 
     >>> parse(EXAMPLE).instructions[1]
-    Instruction(line 7: add.s32 %r2, %r1, 1)
+    PtxInstruction(line 7: add.s32 %r2, %r1, 1)
     """
 
     op: tuple[str, ...]
@@ -71,7 +71,7 @@ class Instruction:
         return f"PTX line {self.line}{source}: `{text}`"
 
     def __repr__(self) -> str:
-        return f"Instruction(line {self.line}: {self.text})"
+        return f"PtxInstruction(line {self.line}: {self.text})"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Program:
     threads: int
     parameters: list[Parameter]
     variables: dict[str, Variable]
-    instructions: list[Instruction] = field(default_factory=list)
+    instructions: list[PtxInstruction] = field(default_factory=list)
     labels: dict[tuple[int, str], int] = field(default_factory=dict)
     registers: dict[tuple[int, str], Register] = field(default_factory=dict)
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -219,7 +219,7 @@ def _body(program: Program, text: str, start: int, notes: dict[int, str]) -> Non
             elif not statement.startswith((".param", ".pragma")):
                 guard = _GUARD.match(statement)
                 name, _, rest = (statement[guard.end() :] if guard else statement).partition(" ")
-                program.instructions.append(Instruction(
+                program.instructions.append(PtxInstruction(
                     tuple(name.split(".")), tuple(split(rest)), guard[2] if guard else None, bool(guard and guard[1]),
                     first, source, inner, statement, scope,
                 ))

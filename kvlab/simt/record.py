@@ -17,7 +17,7 @@ from kvlab.hardware import copy_wavefronts, count_wavefronts, get_arch
 from kvlab.hardware.banks.sectors import sectors as count_sectors
 from kvlab.hardware.instructions import INSTRUCTIONS
 
-from .ptx import Instruction, Program
+from .ptx import Program, PtxInstruction
 from .values import Array, Mask
 
 _AT_ONCE = 1 << 17  # lanes whose addresses are kept before they are counted
@@ -143,7 +143,7 @@ class InstructionFacts:
     nbytes          that the lanes moved
     """
 
-    instruction: Instruction
+    instruction: PtxInstruction
     executed: int
     wavefronts: int = 0
     ideal: int = 0

@@ -10,17 +10,17 @@ import numpy as np
 
 from kvlab.memory import bfloat16, float16
 
-from .ptx import Instruction, Program, Register
+from .ptx import Program, PtxInstruction, Register
 
 if TYPE_CHECKING:
-    from .machine import Machine
+    from .machine import SimtMachine
 
 Array = np.ndarray[Any, Any]
 Mask = Array | None
 """Lanes that take part, ``[warps, 32]``; None: all of them."""
-Read = Callable[["Machine"], Array]
-Write = Callable[["Machine", Array, Mask], None]
-Step = Callable[["Machine", Mask], None]
+Read = Callable[["SimtMachine"], Array]
+Write = Callable[["SimtMachine", Array, Mask], None]
+Step = Callable[["SimtMachine", Mask], None]
 """One instruction, executed for the lanes of a mask."""
 
 TYPES: dict[str, np.dtype[Any]] = {
@@ -54,7 +54,7 @@ class Operands:
 
     def __init__(self, program: Program, at: int, symbols: dict[str, int], parameters: dict[str, bytes]) -> None:
         self.program, self.at, self.symbols, self.parameters = program, at, symbols, parameters
-        self.instruction: Instruction = program.instructions[at]
+        self.instruction: PtxInstruction = program.instructions[at]
         self.op, self.texts = self.instruction.op, self.instruction.operands
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class Operands:
         wider = np.dtype(f"i{bits.itemsize}") if dtype.kind == "i" else bits
         narrow = dtype if dtype.kind in "iu" or kind == "pred" else BITS[dtype.itemsize]
 
-        def put(m: Machine, value: Array, mask: Mask) -> None:
+        def put(m: SimtMachine, value: Array, mask: Mask) -> None:
             value = value.view(bits) if same else value.view(narrow).astype(wider).view(bits)
             if mask is not None:
                 value = np.where(mask, value, m.registers[slot])
@@ -146,7 +146,7 @@ class Operands:
         text = self.texts[place].strip()
         return [name.strip() for name in text[1:-1].split(",")] if text.startswith("{") else [text]
 
-    def address(self, place: int | str) -> Callable[[Machine], Array]:
+    def address(self, place: int | str) -> Callable[[SimtMachine], Array]:
         """The byte addresses of ``[register + offset]``: int64 ``[warps, 32]``."""
         text = self.texts[place] if isinstance(place, int) else place
         found = _ADDRESS.match(text)
@@ -164,7 +164,7 @@ class Operands:
         wide = np.uint64(offset % (1 << 64))
         return lambda m: (m.registers[slot].view(unsigned) + wide).view(np.int64)
 
-    def shared_address(self, place: int | str) -> Callable[[Machine], Array]:
+    def shared_address(self, place: int | str) -> Callable[[SimtMachine], Array]:
         """The same in shared memory: the low 32 bits."""
         address = self.address(place)
         return lambda m: address(m) & 0xFFFFFFFF

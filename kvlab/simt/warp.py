@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from kvlab.hardware.chip import SUMS, arithmetic
 from kvlab.hardware.mma.atom import MmaAtom
 from kvlab.hardware.mma.ldmatrix import register_of_unit, unit_of_register
 
-from .values import TYPES, Array, Mask, Operands, Step
+from .values import TYPES, Array, Mask, Operands, Read, Step
 
 if TYPE_CHECKING:
-    from .machine import Machine
+    from .machine import SimtMachine
 
 LANE = np.arange(32)
 
@@ -27,7 +27,7 @@ def decode(x: Operands) -> Step | None:
     return None if found is None else found(x)
 
 
-def whole(x: Operands, m: Machine, mask: Mask) -> Array:
+def whole(x: Operands, m: SimtMachine, mask: Mask) -> Array:
     """The warps ``[warps]`` that take part, with all their lanes; an error where a warp takes part in parts."""
     if mask is None:
         return np.ones(m.shape[0], np.bool_)
@@ -48,7 +48,7 @@ def _shfl(x: Operands) -> Step:
     inside = x.write(names[1], "pred") if len(names) > 1 else None
     mode = x.op[2]
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         value = np.broadcast_to(a(m), m.shape)
         offset, limit = (np.broadcast_to(read(m), m.shape).astype(np.int64) for read in (b, c))
         offset, segment, clamp = offset & 31, limit >> 8 & 31, limit & 31
@@ -70,7 +70,7 @@ def _vote(x: Operands) -> Step:
     mode = x.op[2]
     write = x.write(0, "b32" if mode == "ballot" else "pred")
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         on = np.ones(m.shape, np.bool_) if mask is None else mask
         said = a(m) & on
         if mode == "ballot":
@@ -87,7 +87,7 @@ def _vote(x: Operands) -> Step:
 def _activemask(x: Operands) -> Step:
     write = x.write(0, "b32")
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         on = np.ones(m.shape, np.bool_) if mask is None else mask
         found = (on.astype(np.uint64) << LANE.astype(np.uint64)).sum(axis=1).astype(np.uint32)
         write(m, np.array(np.broadcast_to(found[:, None], m.shape)), mask)
@@ -104,7 +104,7 @@ def _redux(x: Operands) -> Step:
     if kind == "f32":
         function = {"min": np.fmin, "max": np.fmax}[x.op[2]] if "NaN" not in x.op else function
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         whole(x, m, mask)
         value = np.broadcast_to(a(m), m.shape)
         found = function.reduce(value, axis=1, dtype=value.dtype)
@@ -118,7 +118,7 @@ def _elect(x: Operands) -> Step:
     names = [name.strip() for name in x.texts[0].split("|")]
     leader, chosen = x.write(names[0], "b32"), x.write(names[1], "pred")
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         first = np.zeros(m.shape[0], np.int64) if mask is None else mask.argmax(axis=1)
         leader(m, np.array(np.broadcast_to(first[:, None].astype(np.uint32), m.shape)), mask)
         chosen(m, first[:, None] == LANE, mask)
@@ -140,7 +140,7 @@ def _ldmatrix(x: Operands) -> Step:
     writes = [x.write(name, "b32") for name in x.list(0)]
     name = f"ldmatrix.x{number}{'.trans' * trans}"
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         warps, where = whole(x, m, mask), address(m)
         rows = where[:, : 8 * number]
         on = None if mask is None else np.broadcast_to(warps[:, None], rows.shape)
@@ -159,7 +159,7 @@ def _stmatrix(x: Operands) -> Step:
     reads = [x.read(name, "b32") for name in x.list(1)]
     name = f"stmatrix.x{number}{'.trans' * trans}"
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         warps, where = whole(x, m, mask), address(m)
         value = np.empty((*m.shape, number), np.uint32)
         for i, read in enumerate(reads):
@@ -193,7 +193,7 @@ def _mma(x: Operands) -> Step:
     c_type = "f64" if a_kind == "f64" else "s32" if c_kind == "s32" else "b32" if half else "f32"
     c, writes = [x.read(name, c_type) for name in x.list(3)], [x.write(name, c_type) for name in x.list(0)]
 
-    def step(m: Machine, mask: Mask) -> None:
+    def step(m: SimtMachine, mask: Mask) -> None:
         warps = whole(x, m, mask)
         part = slice(None) if warps.all() else warps
         first = _fragment(m, a, part, atom.dtype_of("a"))
@@ -209,13 +209,13 @@ def _mma(x: Operands) -> Step:
     return step
 
 
-def _fragment(m: Machine, reads: list[Callable[[Machine], Array]], part: slice | Array, dtype: np.dtype) -> Array:
+def _fragment(m: SimtMachine, reads: list[Read], part: slice | Array, dtype: np.dtype[Any]) -> Array:
     """Registers as the elements that they hold: ``[warps, 32, elements]``."""
     registers = np.stack([np.broadcast_to(read(m), m.shape)[part] for read in reads], axis=-1)
     return registers.view(dtype)
 
 
-def products(m: Machine, atom: MmaAtom, a: Array, b: Array, c: Array) -> Array:
+def products(m: SimtMachine, atom: MmaAtom, a: Array, b: Array, c: Array) -> Array:
     """``c + a b`` of an atom: as the chip sums it where that is known, else in the atom's own type."""
     known = _sums_are_known(atom)
     if not known and m.arithmetic == "chip":

@@ -27,6 +27,19 @@ row.at(540)                                # what lies there, in words
 row.draw(row=True)
 ```
 
+`agree(writer, reader)` proves from the strides that two formats put every element at the same place, or names the first
+that differs. `convert(a, b)` plans the byte copies between them; it refuses where bytes would be lost. `identify` finds
+the formats that read `markers` out of the raw bytes after an engine has stored them.
+
+```python
+from kvlab.formats import agree, convert, identify, known_format, markers
+
+agree(known_format("vllm.blocks_first"), known_format("vllm.hnd")).words
+plan = convert(known_format("vllm.LBNHC"), known_format("vllm.x_split"))
+plan.apply(stored)                         # or plan.apply_in_place(stored)
+identify(raw, pages=2, page_size=16, heads=2, dim=64)
+```
+
 The grammar is in the docstring of `kvlab.formats.Format`: axes from the outermost to the innermost, groups of fields,
 element types. Scales belong to the values of their name: value = code * scale + min. Several tensors (K and
 V, scales) are one format, one after the other, in the order in which the text names them.

@@ -1,12 +1,23 @@
 """Formats of KV caches at rest: which byte holds which element, written down as data."""
 
+from .agreement import Agreement as Agreement
+from .agreement import agree as agree
 from .catalogue import CATALOGUE as CATALOGUE
 from .catalogue import Known as Known
 from .catalogue import known_format as known_format
+from .conversion import Conversion as Conversion
+from .conversion import convert as convert
+from .copies import Copies as Copies
 from .field import Field as Field
 from .field import Piece as Piece
 from .format import Format as Format
+from .identification import Identified as Identified
+from .identification import identify as identify
+from .identification import markers as markers
 from .stored import STORED as STORED
 from .stored import Stored as Stored
 
-__all__ = ["CATALOGUE", "STORED", "Field", "Format", "Known", "Piece", "Stored", "known_format"]
+__all__ = [
+    "CATALOGUE", "STORED", "Agreement", "Conversion", "Copies", "Field", "Format", "Identified", "Known", "Piece",
+    "Stored", "agree", "convert", "identify", "known_format", "markers",
+]

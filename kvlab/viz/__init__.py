@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .grid import draw_composed_layout as draw_composed_layout
     from .grid import draw_layout as draw_layout
     from .kv_buffer import draw_kv_buffer as draw_kv_buffer
+    from .kv_format import draw_agreement as draw_agreement
     from .kv_format import draw_format as draw_format
     from .kv_tile import draw_kv_tile as draw_kv_tile
     from .linear_layout import draw_encoding as draw_encoding
@@ -76,6 +77,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_quantised_page": ("quantised_page", ""),
     "draw_kv_tile": ("kv_tile", ""),
     "draw_format": ("kv_format", "kvlab.formats:Format"),
+    "draw_agreement": ("kv_format", "kvlab.formats:Agreement"),
     "draw_kv_buffer": ("kv_buffer", "kvlab.staging:KVBuffer kvlab.staging:DecodeKVBuffer "
                        "kvlab.staging:DecodeStreamingKVBuffer kvlab.staging:NvidiaKVBuffer"),
     "draw_shared_memory": ("shared_memory", "kvlab.staging:SwizzledTile"),

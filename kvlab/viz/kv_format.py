@@ -14,7 +14,7 @@ from .pen.picture import Picture
 from .pen.svg import HATCH, Canvas
 
 if TYPE_CHECKING:
-    from kvlab.formats import Format
+    from kvlab.formats import Agreement, Format
 
 LEFT, TOP, CELL, ROW = 64.0, 8.0, 12.0, 12.0
 COLUMNS, LINES = 64, 28
@@ -59,6 +59,28 @@ def draw_format(
         title or f"{what}: {place.held} bytes of {', '.join(names)}",
         caption or f"Bytes in the order of their addresses, {layout.print()}. A colour is a field, hatched is padding.",
     )
+
+
+def draw_agreement(found: Agreement, *, title: str | None = None, caption: str | None = None) -> Picture:
+    """Pages of a writer's and a reader's format, one above the other, with the first difference marked in both.
+
+    found    what :func:`kvlab.formats.agree` gives
+
+    >>> from kvlab.formats import agree, known_format
+    >>> draw_agreement(agree(known_format("vllm.blocks_first"), known_format("vllm.hnd"))).title
+    'K of layer 0, page 0, slot 0, head 1, dim 0: written to byte 256, read from byte 4096'
+    """
+    canvas = Canvas()
+    y = 0.0
+    for what, layout, at in (("writer", found.writer, found.writer_at), ("reader", found.reader, found.reader_at)):
+        number, layer = (found.index.get(axis, 0) for axis in ("page", "layer"))
+        page = draw_format(layout, page=number, layer=layer, mark=at // 8 if at >= 0 else None)
+        canvas.text(0, y + 12, f"{what}: {layout.name or layout.print()}", size=12, weight=600)
+        canvas.embed(page, 0, y + 20)
+        y = canvas.bottom + 18
+    words = found.words[0].upper() + found.words[1:]
+    same = "They put every element at the same place." if found else "The outlined cells should be the same bytes."
+    return canvas.picture(title or words, caption or f"Above what the writer does, below what the reader does. {same}")
 
 
 def _place(layout: Format, page: int, layer: int, row: bool) -> Place:

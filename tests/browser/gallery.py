@@ -22,7 +22,7 @@ from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollectio
 from kvlab.data import load_smollm2
 from kvlab.demo import pictures
 from kvlab.demo.steps import paged_cache
-from kvlab.formats import known_format
+from kvlab.formats import agree, known_format
 from kvlab.hardware import (
     RegTileLoader,
     SmemDescriptor,
@@ -189,6 +189,13 @@ def kv_format_row() -> viz.Picture:
     return viz.draw(known_format("mla.656"), row=True)
 
 
+def kv_agreement() -> viz.Picture:
+    sizes = {"pages": 2, "page_size": 8, "heads": 2, "dim": 64}
+    found = agree(known_format("vllm.blocks_first", **sizes), known_format("vllm.hnd", **sizes))
+    assert viz.draw(found)
+    return viz.draw_agreement(found)
+
+
 def gather4() -> viz.Picture:
     blocks = np.zeros((6, 2, 1, 16, 1, 576), as_dtype("bf16"))
     cache = PagedKVCacheCollection(blocks, [20], [[1, 0]], 1, 21).get_key_cache(0)
@@ -351,6 +358,7 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "quantised page": quantised_page,
     "KV format": kv_format,
     "row of a KV format": kv_format_row,
+    "two KV formats": kv_agreement,
     "gather4": gather4,
     "kv buffer": kv_buffer,
     "kv buffer, read": lambda: viz.draw_kv_buffer(kv_buffer(), read=(0, 1), stage=0),

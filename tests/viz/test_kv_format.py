@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvlab.formats import Format, known_format
+from kvlab.formats import Format, agree, known_format
+from kvlab.viz import draw
 
 
 def test_a_row_shows_every_byte_and_what_lies_there(sound: Any) -> None:
@@ -47,3 +48,15 @@ def test_bytes_that_lie_apart_are_listed_beside_each_other(sound: Any) -> None:
 def test_a_page_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match=r"page is 4: must be in \[0, 4\)"):
         known_format("mla.656").draw(page=4)
+
+
+def test_an_agreement_shows_both_and_marks_the_first_difference(sound: Any) -> None:
+    writer = Format.parse("slot:4 dim/2:4 dim:2 k.s4", name="low first")
+    reader = Format.parse("slot:4 dim/2:4 -dim:2 k.s4")
+    picture = draw(agree(writer, reader))
+    sound(picture)
+    assert picture.title == "K of slot 0, dim 0: written to the low half of byte 0, read from the high half of byte 0"
+    assert ">writer: low first<" in picture.svg
+    same = draw(agree(writer, writer))
+    sound(same)
+    assert same.title == "Every element lies at the same place"

@@ -1,0 +1,238 @@
+"""Agreement, conversion and identification of formats. Rests on brute force: every element's place, enumerated."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlab.formats import CATALOGUE, Format, agree, convert, identify, known_format, markers
+from kvlab.formats.field import AXES
+
+SMALL = {"layers": 2, "pages": 2, "page_size": 16, "heads": 2, "dim": 64}
+FORMATS = [known_format(name, **{**SMALL, "page_size": 32 if name == "kivi.int4" else 16}) for name in CATALOGUE]
+
+
+@cache
+def places(one: Format) -> dict[str, Any]:
+    """All addresses of each field, [copies, layer, page, slot, head, dim], with its element type."""
+    out = {}
+    for field in one.fields:
+        extent = [one.field(field.part).extent(axis) for axis in AXES]
+        index = np.meshgrid(*map(np.arange, extent), indexing="ij", sparse=True)
+        at = field.address(**dict(zip(AXES, index, strict=True)))
+        copies = field.table("copy").reshape(-1, 1, 1, 1, 1, 1)
+        out[field.name] = (field.stored, np.broadcast_to(at, extent) + copies)
+    return out
+
+
+def first_difference(writer: Format, reader: Format) -> Any:
+    """None, or the least (layer, page, slot, head, dim, copy) of any field with two places, or "shape"."""
+    ours, theirs = places(writer), places(reader)
+    if ours.keys() != theirs.keys():
+        return "shape"
+    found = []
+    for name, (stored, at) in ours.items():
+        other, there = theirs[name]
+        if stored != other or at.shape != there.shape:
+            return "shape"
+        apart = np.argwhere((at != there).transpose(1, 2, 3, 4, 5, 0))
+        if apart.size:
+            found.append(tuple(apart[0].tolist()))
+    return min(found, default=None)
+
+
+def test_all_pairs_of_known_formats_as_brute_force_says() -> None:
+    alike = set()
+    for a, b in itertools.product(FORMATS, FORMATS):
+        answer, truth = agree(a, b), first_difference(a, b)
+        assert bool(answer) == (truth is None), (a.name, b.name, answer)
+        if answer.kind == "place":
+            assert tuple(answer.index.get(axis, 0) for axis in AXES) == truth[:-1], (a.name, b.name)
+            assert answer.writer_at == places(a)[answer.name][1][truth[-1:] + truth[:-1]]
+        alike |= {(a.name, b.name)} if answer and a.name < b.name else set()
+    assert alike == {
+        ("flashinfer.hnd", "vllm.hnd"), ("flashinfer.nhd", "vllm.blocks_first"),
+        ("flash_attention.paged", "sglang.mha"), ("flash_attention.paged", "vllm.kv_first"),
+        ("sglang.mha", "vllm.kv_first"), ("max.continuous", "max.paged"), ("lmcache.kv_2ltd", "max.paged"),
+        ("lmcache.kv_2ltd", "max.continuous"),
+    }
+
+
+EQUAL = [
+    ("page:4 kv:2 slot:16 head:8 dim:64 kv.bf16", "page:4 kv:2 slot/4:4 slot:4 head:8 dim/8:8 dim:8 kv.bf16"),
+    ("slot:8 (dim:128 k.e4m3, k_scale.f32)", "slot:8 (dim:128 k.e4m3, dim/128:1 k_scale.f32)"),
+    ("slot:8 dim:8 k.s4", "slot:8 dim/2:4 dim:2 k.s4"),
+    ("page:4 (slot:4 (dim:8 k.s8, pad:8))", "page:4 (slot:4@16 dim:8 k.s8)%64"),
+    ("page:4 (slot:4 dim:8 k.s8)%64", "page:4 (slot:4 dim:8 k.s8, pad:32)"),
+    ("page:4 head:1 slot:4 dim:8 k.s8", "page:4 slot:4 dim:8 k.s8"),
+    ("kv:2 slot:4 dim:8 kv.s8", "(slot:4 dim:8 k.s8, slot:4 dim:8 v.s8)"),
+    ("-slot:1 dim:4 k.s8", "slot:1 dim:4 k.s8"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), EQUAL)
+def test_one_format_in_two_writings_agrees(one: str, other: str) -> None:
+    a, b = Format.parse(one), Format.parse(other)
+    assert agree(a, b)
+    assert agree(b, a)
+    assert not convert(a, b).moved
+
+
+def planted() -> list[tuple[str, str, str]]:
+    """(writer, reader, kind): 40 and more formats next to one that differs in one thing."""
+    row = "layer:2 page:2 slot:16 (dim:512 latent.e4m3, dim/128:4 latent_scale.f32, dim:64 rope.bf16)"
+    v4 = ("page:2 (slot:16 (dim:448 latent.e4m3, dim:64 rope.bf16), slot:16 (dim/64:7 latent_scale.e8m0, pad:1))%576")
+    fp4 = "page:2 head:2 (slot:16 dim:64 v.e2m1, slot/4:4 dim/16:4 slot:4 v_scale.e4m3)"
+    nhd = "layer:2 page:4 kv:2 slot:16 head:4 dim:64 kv.bf16"
+    q4 = "slot:8 dim/32:4 (k_scale.f16, dim:16 dim/16:2 k.b4)"
+    split = "(page:2 head:2 dim/8:8 slot:16 dim:8 k.bf16, page:2 head:2 dim:64 slot:16 v.bf16)"
+    asym = "page:2 head:2 slot:16 (dim:64 k.u4, k_scale.f16, k_min.f16)"
+    order = [" ".join(axes) + " dim:64 kv.bf16" for axes in itertools.permutations(
+        ("layer:2", "page:4", "kv:2", "slot:16", "head:4"))]
+    out = [(nhd, other, "place") for other in order[1:16]]  # order of axes; order[0] is nhd
+    out += [
+        (nhd, nhd.replace("head:4", "head:2 copy:2"), "extent"),
+        (nhd.replace("head:4", "head:4 copy:2"), nhd, "copies"),  # head replication
+        (nhd.replace("head:4", "copy:2 head:4"), nhd.replace("head:4", "head:4 copy:2"), "place"),
+        (nhd, nhd.replace("kv:2 ", "-kv:2 "), "field"),
+        (nhd, f"(pad:256, {nhd})", "place"),  # page offset
+        (nhd, f"({nhd.replace('page:4', 'page:3')}, pad:65536)", "extent"),
+        (nhd, nhd.replace("page:4 kv", "page:4@33024 kv"), "place"),
+        (nhd, nhd.replace("page:4", "-page:4"), "place"),
+        (nhd, nhd.replace("dim:64", "dim/32:2 -dim:32"), "place"),
+        (nhd, nhd.replace("dim:64", "dim:32 dim/32:2"), "place"),
+        (nhd, nhd.replace("bf16", "f16"), "type"),
+        (row, row.replace("latent_scale.f32, dim:64 rope.bf16", "latent_scale.f32, pad:16, dim:64 rope.bf16"), "place"),
+        (row, row.replace("dim/128:4 latent_scale.f32, dim:64 rope.bf16", "dim:64 rope.bf16, dim/128:4 "
+                          "latent_scale.f32"), "place"),
+        (row, row.replace("dim/128:4", "dim/256:2 dim/128:2").replace("dim/256:2 dim/128:2", "dim/128:2 dim/256:2"),
+         "place"),  # scale order
+        (row, row.replace("dim/128:4", "dim/64:8"), "group"),
+        (row, row.replace("dim/128:4 latent_scale.f32", "dim/128:4 latent_scale.bf16"), "type"),
+        (row, row.replace("dim:64 rope.bf16)", "dim:64 rope.bf16)%1024"), "place"),  # alignment of the row
+        (v4, v4.replace("%576", ""), "place"),  # alignment of the page
+        (v4, v4.replace("%576", "%640"), "place"),
+        (v4, v4.replace("(dim/64:7 latent_scale.e8m0, pad:1)", "(pad:1, dim/64:7 latent_scale.e8m0)"), "place"),
+        (v4, "page:2 (slot:16 (dim:448 latent.e4m3, dim:64 rope.bf16, dim/64:7 latent_scale.e8m0, pad:1))%576",
+         "place"),
+        (v4, v4.replace("slot:16 (dim/64:7 latent_scale.e8m0, pad:1)", "dim/64:7 slot:16 latent_scale.e8m0, pad:16"),
+         "place"),
+        (fp4, fp4.replace("slot/4:4 dim/16:4 slot:4", "slot:16 dim/16:4"), "place"),  # linear, not 4x4
+        (fp4, fp4.replace("slot/4:4 dim/16:4 slot:4", "slot/4:4 slot:4 dim/16:4"), "place"),
+        (fp4, fp4.replace("slot/4:4 dim/16:4 slot:4", "slot/8:2 dim/16:4 slot:8"), "place"),
+        (fp4, fp4.replace("dim:64 v.e2m1", "dim/2:32 -dim:2 v.e2m1"), "place"),  # the other half first
+        (q4, q4.replace("dim:16 dim/16:2", "dim:32"), "place"),
+        (q4, q4.replace("dim:16 dim/16:2", "dim:16 -dim/16:2"), "place"),
+        (q4, q4.replace("k_scale.f16, dim:16 dim/16:2 k.b4", "dim:16 dim/16:2 k.b4, k_scale.f16"), "place"),
+        (q4, q4.replace("b4", "s4"), "type"),
+        (split, split.replace("dim/8:8 slot:16 dim:8", "dim/4:16 slot:16 dim:4"), "place"),
+        (split, split.replace("dim/8:8 slot:16 dim:8", "slot:16 dim:64"), "place"),
+        (split, split.replace("dim:64 slot:16 v", "slot:16 dim:64 v"), "place"),
+        (asym, asym.replace("k_scale.f16, k_min.f16", "k_min.f16, k_scale.f16"), "place"),
+        (asym, asym.replace("k_scale.f16, k_min.f16", "k_scale.f16, pad:2"), "field"),
+        (asym, asym.replace("(dim:64", "(pad:4, dim:64"), "place"),
+    ]
+    return [one for one in out if one[0] != one[1]]
+
+
+def test_planted_differences_are_found() -> None:
+    cases = [(Format.parse(a), Format.parse(b), kind) for a, b, kind in planted()]
+    assert len(cases) >= 40
+    for writer, reader, kind in cases:
+        answer, truth = agree(writer, reader), first_difference(writer, reader)
+        assert truth is not None, (writer, reader)
+        swapped = kind == "field" and "-kv" in reader.print()  # V, then K: the same fields at other places
+        assert answer.kind == ("place" if swapped else kind), (writer, reader, answer)
+        assert answer.name in answer.words
+        if answer.kind == "place":
+            assert tuple(answer.index.get(axis, 0) for axis in AXES) == truth[:-1]
+            assert answer.writer_at != answer.reader_at
+
+
+def test_what_cannot_be_equal_is_said_in_words() -> None:
+    row = Format.parse("slot:4 (dim:512 latent.e4m3, dim/128:4 latent_scale.f32, dim:64 rope.bf16)")
+    other = Format.parse("slot:4 (dim:512 latent.e4m3, dim/64:8 latent_scale.f32, dim:64 rope.bf16)")
+    assert agree(row, other).words == "latent_scale: one for 128 along dim to the writer, one for 64 to the reader"
+    halves = Format.parse("slot:4 dim/2:4 -dim:2 k.s4"), Format.parse("slot:4 dim:8 k.s4")
+    words = "k of slot 0, dim 0: written to the high half of byte 0, read from the low half of byte 0"
+    assert agree(*halves).words == words
+
+
+CONVERTED = [
+    ("vllm.LBNHC", "vllm.x_split"), ("max.paged", "trtllm.pool"), ("aiter.shuffle", "vllm.BHLNC"),
+    ("flashinfer.hnd", "flash_attention.paged"), ("llama_cpp.cells", "llama_cpp.transposed_v"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), CONVERTED)
+def test_converted_bytes_are_those_of_the_other_encoder(one: str, other: str) -> None:
+    a, b = known_format(one, **SMALL), known_format(other, **SMALL)
+    k, v = markers(a.shape("k")), markers(a.shape("v"), 1)
+    there, back = convert(a, b), convert(b, a)
+    stored = a.encode(k, v)
+    assert np.array_equal(there.apply(stored), b.encode(k, v))
+    assert np.array_equal(back.apply(b.encode(k, v)), stored)
+    assert there.copies.nbytes == a.nbytes
+
+
+def test_half_bytes_and_copies_are_converted() -> None:
+    a = Format.parse("slot:4 (dim:16 dim/16:2 k.b4, k_scale.f16)")
+    b = Format.parse("(copy:2 slot:4 (dim/2:16 -dim:2 k.b4, pad:1), slot:4 k_scale.f16)")
+    x = markers((4, 32))
+    plan = convert(a, b)
+    assert not plan.copies.whole
+    assert np.array_equal(plan.apply(a.encode(x), fill=0), b.encode(x))
+    assert plan.copies.nbytes == 2 * 4 * 16 + 4 * 2
+
+
+def test_pages_are_converted_in_place_one_by_one() -> None:
+    a, b = known_format("vllm.blocks_first", **SMALL), known_format("vllm.hnd", **SMALL)
+    k, v = markers(a.shape("k")), markers(a.shape("v"), 1)
+    buffer, plan = a.encode(k, v), convert(a, b)
+    assert plan.scratch <= a.nbytes // (2 * 2 * 2)  # K, or V, of a page of a layer
+    plan.apply_in_place(buffer)
+    assert np.array_equal(buffer, b.encode(k, v))
+    whole = convert(known_format("max.paged", **SMALL), known_format("vllm.kv_first", **SMALL))
+    before = buffer.copy()
+    with pytest.raises(ValueError, match=r"change places with each other: must be converted by apply"):
+        whole.apply_in_place(buffer)
+    assert np.array_equal(buffer, before)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ("slot:4 (dim:8 k.s8, k_scale.f32)", "slot:4 dim:8 k.s8", "target has no field k_scale: .* its bytes are lost"),
+        ("slot:4 dim:8 k.s8", "slot:4 (dim:8 k.s8, k_scale.f32)", "source has no field k_scale: .* come from nowhere"),
+        ("slot:4 dim:8 k.bf16", "slot:4 dim:8 k.e4m3", "k is e4m3 in target: must be bf16"),
+        ("slot:4 dim:8 k.bf16", "slot:2 dim:8 k.bf16", "slot of k is 2 in target: must be 4"),
+        ("slot:4 (dim:8 k.s8, dim/4:2 k_scale.f32)", "slot:4 (dim:8 k.s8, k_scale.f32)",
+         "k_scale is one for 8 along dim in target: must be one for 4"),
+    ],
+)
+def test_a_conversion_that_loses_bytes_is_refused(one: str, other: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        convert(Format.parse(one), Format.parse(other))
+
+
+def test_every_known_format_is_identified_by_its_markers() -> None:
+    """The store is the encoder; formats that agree are one group, and no other format reads the markers."""
+    for one in FORMATS:
+        stored = one.encode(*(markers(part.shape, number) for number, part in enumerate(one.parts)))
+        found = identify(stored, candidates=FORMATS)
+        assert not found.ambiguous, found
+        assert one.name in [match.name for match in found.matches[0]]
+        assert set(found.refused) == {f.name for f in FORMATS} - {match.name for match in found.matches[0]}
+
+
+def test_a_store_of_one_token_has_several_names() -> None:
+    sizes = {"layers": 1, "pages": 2, "page_size": 1, "heads": 2, "dim": 8}
+    stored = known_format("vllm.LBNHC", **sizes)
+    found = identify(stored.encode(markers(stored.shape("k")), markers(stored.shape("v"), 1)), **sizes)
+    names = [[match.name for match in group] for group in found.matches]
+    assert names == [["vllm.LBHNC", "vllm.LBNHC", "vllm.BLHNC", "vllm.BLNHC", "vllm.BHLNC"]]  # one token has no order
+    assert "has" in found.refused["llama_cpp.cells"] or "reads" in found.refused["llama_cpp.cells"]

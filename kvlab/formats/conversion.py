@@ -19,6 +19,10 @@ class Conversion:
     """Plan of :func:`convert`: which bytes go where.
 
     copies    the descriptors, joined where neighbours stay neighbours
+
+    >>> plan = convert(Format.parse("head:2 slot:4 dim:8 k.s8"), Format.parse("slot:4 head:2 dim:8 k.s8"))
+    >>> len(plan.copies), plan.moved
+    (8, 48)
     """
 
     def __init__(self, source: Format, target: Format, copies: Copies) -> None:

@@ -70,6 +70,12 @@ def identify(
     tensor_scale    number that the engine keeps outside of the bytes
 
     A format matches where every value that it reads is the marker, up to the rounding of its own types.
+
+    >>> k = markers((1, 2, 4, 2, 8))
+    >>> candidates = [Format.parse(f"layer:1 page:2 {axes} dim:8 k.f16") for axes in ("slot:4 head:2", "head:2 slot:4")]
+    >>> found = identify(k.astype(np.float16), candidates=candidates)
+    >>> found.matches[0][0].print(), len(found.refused)
+    ('layer:1 page:2 slot:4 head:2 dim:8 k.f16', 1)
     """
     flat = as_bytes(buffer)
     if candidates is None:

@@ -34,8 +34,9 @@ Called by name: `from kvlab.viz import draw_cure`.
 FOOT = """
 ## With knobs
 
-`kvlab.viz.explore(obj)` shows a `Swizzle`, a `SwizzledTile` or the `Wavefronts` of an instruction with sliders: plain
-beside swizzled, each pass of the instruction, what a lane asks for in all of it. Its knobs are attributes:
+`kvlab.viz.explore(obj)` shows an object with sliders: a `Swizzle`, a `SwizzledTile` or the `Wavefronts` of an
+instruction (plain beside swizzled, each pass), a `Layout` or a `TileTensor` (what loads over it ask of the banks, who
+holds what), an `MmaAtom` (who holds what of A, B and C; C slides onto A) or a `FragmentMap`. Its knobs are attributes:
 
 ```python
 from kvlab.layout import Swizzle

@@ -48,7 +48,7 @@ def draw_tile_tensor(
     size, first = tensor.dtype.itemsize, int(np.ravel(tensor.offset)[0])
     if parent is not None and parent.memory is not tensor.memory:
         raise ValueError(f"{tensor!r} does not lie inside {parent!r}: their memories differ")
-    found = None if parent is None else _Inside.of(tensor, parent)
+    found = None if parent is None else Inside.of(tensor, parent)
     if parent is None or found is None:
         base = first * size + tensor.memory.base
         return draw_layout(
@@ -145,7 +145,7 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class _Inside:
+class Inside:
     """A view in its tensor: the tensor's ``field``, which begins at scalar ``start``, and the rows and columns with
     something of the view."""
 
@@ -155,7 +155,7 @@ class _Inside:
     subject: tuple[Int64, Int64]
 
     @classmethod
-    def of(cls, tensor: Any, parent: Any) -> _Inside | None:
+    def of(cls, tensor: Any, parent: Any) -> Inside | None:
         """None where a place does not tell a cell, or who holds it."""
         held, field, start = _Held.of(tensor), Field(parent.layout), int(np.ravel(parent.offset)[0])
         found = field.find(held.some - start) if held.known else None
@@ -178,7 +178,7 @@ def _lanes(tensor: Any) -> Int64:
 
 
 def _shared_out(
-    tensor: Any, parent: Any, found: _Inside, banks: int, title: str | None, caption: str | None
+    tensor: Any, parent: Any, found: Inside, banks: int, title: str | None, caption: str | None
 ) -> Picture:
     """The lanes that hold the elements, run by run."""
     field, each, size = found.field, found.held.each, tensor.dtype.itemsize
@@ -211,7 +211,7 @@ def _shared_out(
     return canvas.picture(title or told, caption or LANES)
 
 
-def _tile(tensor: Any, parent: Any, found: _Inside, count: int) -> str:
+def _tile(tensor: Any, parent: Any, found: Inside, count: int) -> str:
     vector = f", in vectors of {tensor.element_size}" if tensor.element_size > 1 else ""
     at = int(found.held.lanes[0])
     return f"{tensor.layout} at element {at} of {parent.layout}: {count} of {found.field.size} elements{vector}"

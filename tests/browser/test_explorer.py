@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlab.hardware import INSTRUCTIONS, get_arch, wavefronts
+from kvlab.hardware import INSTRUCTIONS, get_arch, get_atom, wavefronts
 from kvlab.hardware.banks.count import count_wavefronts
-from kvlab.layout import Swizzle
+from kvlab.layout import ComposedLayout, Layout, Swizzle, TileTensor
+from kvlab.staging import FragmentMap
 from kvlab.viz import explore
-from kvlab.viz.explorer.access import _shown
+from kvlab.viz.explorer.access import instruction_shown
 from kvlab.viz.explorer.explore import module
-from kvlab.viz.model.accesses import TileRead, tile_reads
+from kvlab.viz.model.accesses import tile_reads
 
 pytestmark = pytest.mark.browser
 
@@ -48,8 +49,8 @@ def test_wavefronts_of_every_instruction_are_pythons(js: Callable[[str, Any], An
                 address = rng.integers(0, span, machine.warp_size // alike).repeat(alike) * 4 * instruction.nbytes
                 mask = None if instruction.matrices or alike == 1 else rng.random(machine.warp_size) < 0.7
                 found = wavefronts(name, address, mask=mask, arch=arch)
-                read = TileRead(found.op, np.zeros(1, np.int64), np.zeros(1, np.int64))
-                cases.append([_shown(read, machine), np.where(found.active, found.addresses, -1).tolist()])
+                active = np.where(found.active, found.addresses, -1)
+                cases.append([instruction_shown(found.op, machine), active.tolist()])
                 told.append([found.wavefronts, found.ideal, found.phase.tolist(), found.pass_in_phase[:, 0].tolist()])
     counted = js(
         "return x.map(([op, at]) => m.wavefronts(op, at)).map((c) => [c.wavefronts, c.ideal, c.phase, c.turn])", cases
@@ -78,6 +79,66 @@ def test_thousands_of_states_are_pythons(js: Callable[[str, Any], Any]) -> None:
         (before, _, _), (after, ideal, _) = (count_wavefronts(read.op.name, at) for at in (plain, moved))
         told = np.concatenate([before[:, None], after[:, None], ideal[:, None], moved], axis=1)
         assert np.array_equal(np.array([row for _, row in mine]), told), name
+
+
+def test_loads_over_a_layout_are_pythons(js: Callable[[str, Any], Any]) -> None:
+    """From every 7th cell, down and along: the addresses of 32 lanes and their wavefronts."""
+    swizzled = ComposedLayout(Layout.row_major(40, 24), Swizzle(2, 1, 3, "fp32"))
+    for layout, size in ((Layout("(40,24):(30,1)"), 2), (Layout("(24,(8,5)):(1,(24,200))"), 8), (swizzled, 4)):
+        scene = explore(layout, element_bytes=size).scene.shown
+        offset = np.array(scene["data"]["offset"]).reshape(scene["data"]["rows"], scene["data"]["columns"])
+        states = [
+            {"element_bytes": size, "direction": way, "row": cell // offset.shape[1], "column": cell % offset.shape[1]}
+            for way in ("down the column", "along the row") for cell in range(0, offset.size, 7)
+        ]
+        counted = js(
+            "return x[1].map((s) => m.read(x[0], s)).map((r) => [r.count.wavefronts, r.count.ideal, ...r.address])",
+            [scene["data"], states],
+        )
+        address, mask = np.zeros((2, len(states), 32), np.int64)
+        for state, row, active in zip(states, address, mask, strict=True):
+            down = state["direction"] == "down the column"
+            seen = offset[state["row"] :, state["column"]] if down else offset[state["row"], state["column"] :]
+            row[: len(seen[:32])], active[: len(seen[:32])] = seen[:32] * size, 1
+        passes, ideal, _ = count_wavefronts(f"ld.shared.b{8 * size}", address, mask=mask.astype(bool))
+        told = np.concatenate([passes[:, None], ideal[:, None], np.where(mask, address, -1)], axis=1)
+        assert np.array_equal(np.array(counted), told), layout
+
+
+EXPLORED: dict[str, Callable[[], Any]] = {
+    "128 x 64": lambda: Layout.row_major(128, 64),
+    "view": lambda: TileTensor.stack_allocation(Layout.row_major(8, 16), "fp32").tile((4, 8), (1, 1)),
+    "lanes": lambda: TileTensor.stack_allocation(Layout.row_major(32, 64), "bf16").vectorize(1, 8).distribute(
+        Layout.row_major(4, 8), np.arange(32)
+    ),
+    "mma": lambda: get_atom("mma.sync.m16n8k16.bf16"),
+    "wgmma": lambda: get_atom("wgmma.m64n16k16.bf16"),
+    "mfma": lambda: get_atom("mfma.32x32x16.bf16"),
+    "fragments": lambda: FragmentMap((4, 4), np.arange(8)[:, None, None] // 2, 2 * (np.arange(8)[:, None, None] % 2)
+                                     + np.arange(2)),
+    "wavefronts": lambda: wavefronts("ld.shared.b64", np.arange(32) * 40, mask=0x55555555),
+}
+FRAME_MS = """() => { const times = [];
+  for (let i = 1; i <= 9; i++) document.querySelectorAll("input[type=range]").forEach((one) => {
+    const start = performance.now();
+    one.value = +one.min + (i % 2); one.dispatchEvent(new Event("input", {bubbles: true}));
+    document.body.getBoundingClientRect(); times.push(performance.now() - start); });
+  return times.sort((a, b) => a - b)[times.length >> 1]; }"""
+
+
+@pytest.mark.parametrize("name", EXPLORED)
+def test_every_scene_is_legible_at_its_ends(name: str, page: Callable[..., Any], tmp_path: Path) -> None:
+    """At the start and with each slider at its end, within 900 px of height; a frame takes less than 50 ms."""
+    path = explore(EXPLORED[name]()).save(tmp_path / "explorer.html")
+    tab = page("dark" if len(name) % 2 else "light", width=960, height=900)
+    tab.tab.goto(path.as_uri())
+    assert not tab.faults(tab.tab.query_selector("body"))
+    for slider in tab.tab.query_selector_all("input[type=range]"):
+        slider.fill(slider.get_attribute("max"))
+    assert not tab.faults(tab.tab.query_selector("body"))
+    assert tab.tab.evaluate("document.querySelector('.kvlab-explorer').offsetHeight") <= 900
+    assert tab.tab.evaluate(FRAME_MS) < 50
+    assert not tab.errors
 
 
 @pytest.mark.parametrize("prefers", ["light", "dark"])

@@ -11,10 +11,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from kvlab.hardware import wavefronts
-from kvlab.layout import Swizzle
+from kvlab.hardware import get_atom, wavefronts
+from kvlab.layout import Layout, Swizzle
 from kvlab.staging import SwizzledTile
 from kvlab.viz import explore
+from kvlab.viz.explorer.product import reused
 
 SWIZZLE = Swizzle(3, 3, 3, "bf16")
 
@@ -39,6 +40,9 @@ def test_the_state_starts_at_the_object_and_is_checked() -> None:
         (SWIZZLE, {"row_bytes": 96}, "row_bytes is 96: must be one of 32, 64"),
         (Swizzle(1, 0, 1, "byte"), {}, "swizzle is Sw<1,0,1>"),
         (Swizzle(2, 4, -3, "byte"), {}, "shift right"),
+        (Layout.row_major(1 << 20, 64), {}, "take a tile of them"),
+        (Layout("(4,4):(-1,4)"), {}, "must be from 0 on"),
+        (Layout.row_major(4, 4), {"element_bytes": 3}, "element_bytes is 3"),
         (wavefronts("ld.shared.b32", np.arange(32) * 4, mask=0), {}, "must have one"),
     ],
 )
@@ -72,6 +76,39 @@ def test_widget_and_explorer_have_one_state() -> None:
     bundle = display.call_args.args[0]
     assert bundle["text/html"] == found.still.inline
     assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+@pytest.mark.parametrize(
+    "name, turned, order",
+    [
+        ("mma.sync.m16n8k16.bf16", False, range(16)),
+        ("mfma.32x32x16.bf16", True, [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15]),
+        ("mfma.16x16x16.bf16", True, range(16)),
+    ],
+)
+def test_c_is_an_a_without_leaving_its_lanes(name: str, turned: bool, order: Any) -> None:
+    """Rests on a law, P V in float32: A is made of the registers of C alone, lane by lane, V in the order that is told.
+
+    The scores of ``turned`` atoms are products of keys by queries.
+    """
+    atom, rng = get_atom(name), np.random.default_rng(3)
+    m, n, k = atom.shape
+    lane, found, is_turned = reused(atom)
+    assert (is_turned, found.tolist()) == (turned, [*order])
+    keys = -(-k // n) * n if not turned else m
+    scores, v = rng.integers(-3, 4, (m if not turned else n, keys)), rng.integers(-3, 4, (keys, n))
+    tiles = [scores.T] if turned else np.split(scores, keys // n, axis=1)
+    held = [atom.fragment_c(tile.astype(np.float32)) for tile in tiles]  # [lanes, registers] of each product
+    mine = np.concatenate(held, axis=1)
+    wanted = atom.fragment_a(scores[:, found].astype(np.float32))
+    assert all(set(row.tolist()) <= set(own.tolist()) for row, own in zip(wanted, mine, strict=True))
+    assert np.array_equal(lane, tile_of_lanes(atom))
+    product = atom.tile_a(wanted) @ v[found]
+    assert np.array_equal(product, scores[:, found] @ v[found])
+
+
+def tile_of_lanes(atom: Any) -> Any:
+    return atom.tile_a(np.broadcast_to(np.arange(atom.warp_size)[:, None], (atom.warp_size, atom.regs_a)))
 
 
 def test_without_anywidget_the_picture_is_still() -> None:

@@ -14,7 +14,7 @@ from kvlab.viz.pen.picture import Picture
 from .scene import Knob, Scene
 
 if TYPE_CHECKING:
-    from kvlab.hardware import Arch, Wavefronts
+    from kvlab.hardware import Arch, Instruction, Wavefronts
     from kvlab.layout import Swizzle
 
 ROWS = (32, 64, 128, 256, 512)
@@ -79,17 +79,18 @@ def _scene(
         "step": Knob("pass", 1, high=lanes),
         "lane": Knob("lane", 0, high=lanes - 1),
     }
-    accesses = {name: _shown(read, arch) for name, read in reads.items()}
+    accesses = {
+        name: {**instruction_shown(read.op, arch), "row": read.row.tolist(), "byte": read.byte.tolist()}
+        for name, read in reads.items()
+    }
     note = ", provisional" if "wavefronts" in arch.provisional else ""
     return Scene("access", {"accesses": accesses, "arch": arch.name + note, "plain": plain}, knobs, still)
 
 
-def _shown(read: TileRead, arch: Arch) -> dict[str, Any]:
-    """An instruction as the module takes it, and where each lane reads."""
-    op = read.op
+def instruction_shown(op: Instruction, arch: Arch) -> dict[str, Any]:
+    """An instruction as the module takes it."""
     unit, banks = op.unit_bytes(arch), op.banks(arch)
     return {
         "nbytes": op.nbytes, "unit": unit, "banks": banks, "groups": arch.bank_bytes * banks // unit,
         "phases": op.phases(arch).tolist(), "shares": op.shares, "merges": op.merges, "repeats": op.repeats,
-        "row": read.row.tolist(), "byte": read.byte.tolist(),
     }

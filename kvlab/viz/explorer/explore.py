@@ -22,6 +22,11 @@ EXPLORED: dict[type | str, Callable[..., Scene] | str] = {
     "kvlab.layout:Swizzle": "kvlab.viz.explorer.access:of_swizzle",
     "kvlab.staging:SwizzledTile": "kvlab.viz.explorer.access:of_tile",
     "kvlab.hardware:Wavefronts": "kvlab.viz.explorer.access:of_wavefronts",
+    "kvlab.layout:Layout": "kvlab.viz.explorer.grid:of_layout",
+    "kvlab.layout:ComposedLayout": "kvlab.viz.explorer.grid:of_layout",
+    "kvlab.layout:TileBase": "kvlab.viz.explorer.grid:of_tensor",
+    "kvlab.staging:FragmentMap": "kvlab.viz.explorer.grid:of_fragments",
+    "kvlab.hardware:MmaAtom": "kvlab.viz.explorer.product:of_atom",
 }
 """Class, ``package:Name`` -> what makes the scene of its objects, ``module:function``."""
 
@@ -40,8 +45,10 @@ select,button{font:12px system-ui,sans-serif;color:var(--kvlab-ink);background:v
 def explore(obj: Any, **how: Any) -> Explorer:
     """A picture of ``obj`` to play with, in a notebook or, by :meth:`Explorer.save`, as a page of its own.
 
-    obj    a Swizzle, a SwizzledTile, the Wavefronts of an instruction
-    how    options of its scene: ``row_bytes`` and ``arch`` of a swizzle
+    obj    a Swizzle, a SwizzledTile or the Wavefronts of an instruction: plain beside swizzled, pass by pass; a Layout
+           or a TileTensor: what loads over it ask of the banks, or who holds what; an MmaAtom: who holds what of A, B
+           and C, and whether C is an A of the next product; a FragmentMap
+    how    options of its scene: ``row_bytes`` of a swizzle, ``element_bytes`` of a layout, ``arch``
 
     Raises ValueError for an object of another class, and for one that the scene cannot hold.
 

@@ -2,10 +2,17 @@
 //
 // A scene is {kind, data, knobs}; a state is {knob: value}. drawn(scene, state) is the picture: a pure function of both.
 // A knob is {low, high} (a slider) or {options} (a choice), with what it is called in `label`.
-const HUES = ["#5845a4", "#d69468", "#936295", "#bacd66", "#538f6b", "#d6a3d0", "#955303", "#5f93e1"];
 const ACCENT = "var(--kvlab-accent,#c4006a)", ALARM = "var(--kvlab-alarm,#c9201c)", PAPER = "var(--kvlab-paper,#fff)";
 const MONO = "ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace";
-const onHue = (hue) => ([0, 2, 6].includes(hue) ? "#fff" : "#000");
+const BANK = ["#5845a4", "#6252ad", "#6d5fb4", "#776db7", "#d69468", "#e1a177", "#ebaf89", "#f2bd9c", "#936295", "#9e6ea0", "#a87caa", "#b08ab2", "#bacd66", "#c7da78", "#d4e78d", "#e2f3a6",
+  "#538f6b", "#619a77", "#72a685", "#84b194", "#d6a3d0", "#e1b1dc", "#ecbfe6", "#f5cdf0", "#955303", "#9f6021", "#a86d37", "#af7b4e", "#5f93e1", "#6da0eb", "#7eadf2", "#90b9f7"];
+const QUADS = ["#d5d2f2", "#fbe0cf", "#e6d3e6", "#eaf3c9", "#cfe6d8", "#f6dff3", "#ead8c6", "#d3e4fb"];
+const HUES = BANK.filter((_, i) => i % 4 === 0);
+const luminance = (colour) => [0.2126, 0.7152, 0.0722].reduce((sum, weight, i) => {
+  const v = parseInt(colour.slice(1 + 2 * i, 3 + 2 * i), 16) / 255;
+  return sum + weight * (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+}, 0);
+const INKS = new Map(BANK.map((colour) => [colour, luminance(colour) > 0.179 ? "#000" : "#fff"])); // the larger contrast
 const many = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const range = (n) => Array.from({length: n}, (_, i) => i);
 const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
@@ -99,7 +106,7 @@ SCENES.access = {
         for (let i = 0; i < (4 * banks) / piece; i++) {
           const origin = swizzled(row * 4 * banks + i * piece, side.swizzle), tile_row = Math.floor(origin / state.row_bytes), vector = Math.floor((origin % state.row_bytes) / 16);
           fills.push([HUES[vector % 8], X + i * wide, TOP + y * HIGH, wide - (wide > 8 ? 1 : 0), HIGH - 1]);
-          if (wide >= 40) words.push(text(X + (i + 0.5) * wide - 0.5, TOP + y * HIGH + 13, `${tile_row},${vector}`, {fill: onHue(vector % 8), ...middle}));
+          if (wide >= 40) words.push(text(X + (i + 0.5) * wide - 0.5, TOP + y * HIGH + 13, `${tile_row},${vector}`, {fill: INKS.get(HUES[vector % 8]), ...middle}));
         }
       });
       ground.push(cells(fills), tag("g", {"font-family": MONO}, words.join("")));
@@ -164,6 +171,121 @@ export function sides(data, state) {
   });
 }
 
+// ---- a grid: a layout, a view in its tensor, the registers of lanes; and what lanes that go over it ask of the banks
+// data: {rows, columns, offset [cells], owner [cells] or null, element [cells], start, sizes, reads: {size: op}, banks}
+export function read(data, state) { // the lanes of one load: byte addresses [lanes], the cells that they take
+  const op = data.reads[state.element_bytes], lanes = total(op.phases.map((lanes) => lanes.length)), across = state.direction === "along the row";
+  const cell = range(lanes).map((lane) => {
+    const row = state.row + (across ? 0 : lane), column = state.column + (across ? lane : 0);
+    return row < data.rows && column < data.columns ? row * data.columns + column : -1;
+  });
+  const address = cell.map((at) => (at < 0 ? -1 : data.start + data.offset[at] * state.element_bytes));
+  return {cell, address, count: wavefronts(op, address)};
+}
+const kept = new WeakMap(); // what a scene has drawn last of what does not change with the cell or the lane
+const once = (data, key, make) => { if (kept.get(data)?.key !== key) kept.set(data, {key, text: make()}); return kept.get(data).text; };
+SCENES.grid = {
+  keys: {ArrowRight: ["column", 1], ArrowLeft: ["column", -1], ArrowDown: ["row", 1], ArrowUp: ["row", -1]},
+  follow: (data, state, changes) => {
+    const owner = data.owner && ("row" in changes || "column" in changes) ? data.owner[state.row * data.columns + state.column] : -1;
+    return owner < 0 ? {} : {lane: owner};
+  },
+  draw(data, state) {
+    const {rows, columns, offset, owner, banks} = data, X = 62, Y = 78, bytes = state.element_bytes;
+    const w = Math.min(46, 814 / columns), h = Math.min(22, 520 / rows), at = (cell) => [X + (cell % columns) * w, Y + Math.floor(cell / columns) * h];
+    const here = state.row * columns + state.column, ground = [], marks = [];
+    const bank = (cell) => Math.floor((data.start + offset[cell] * bytes) / 4) % banks;
+    const sheet = once(data, bytes, () => {
+      const fills = [], words = [];
+      const label = (cell) => (owner ? (owner[cell] < 0 ? "" : `T${owner[cell]}`) : `${offset[cell]}`), long = Math.max(...range(offset.length).map((cell) => label(cell).length));
+      for (let cell = 0; cell < rows * columns; cell++) {
+        const [x, y] = at(cell), kind = owner ? (owner[cell] < 0 ? "none" : QUADS[Math.floor(owner[cell] / 4) % 8]) : data.kept && !data.kept[cell] ? "dim" : BANK[bank(cell) % 32];
+        if (kind !== "none" && kind !== "dim") fills.push([kind, x, y, w - (w > 6 ? 1 : 0), h - (h > 6 ? 1 : 0)]);
+        if (kind === "dim") fills.push([BANK[bank(cell) % 32] + "38", x, y, w - (w > 6 ? 1 : 0), h - (h > 6 ? 1 : 0)]);
+        if (w >= 6.1 * long + 2 && h >= 14) words.push(text(x + w / 2 - 0.5, y + h / 2 + 3, label(cell), {...middle, fill: kind === "none" || kind === "dim" ? "currentColor" : owner ? "#000" : INKS.get(kind)}));
+      }
+      return cells(fills) + tag("g", {"font-family": MONO}, words.join(""));
+    });
+    const every = (size, room) => [1, 2, 4, 8, 16, 32, 64].find((n) => n * size >= room) ?? 128;
+    ground.push(text(24, Y - 22, "row ↓  column →", quiet));
+    for (let c = 0; c < columns; c += every(w, 24)) ground.push(text(X + (c + 0.5) * w, Y - 6, c, {...middle, ...quiet}));
+    for (let r = 0; r < rows; r += every(h, 11)) ground.push(text(X - 6, Y + (r + 0.5) * h + 3.5, r, {...right, ...quiet}));
+    ground.push(rect(X, Y, w * columns, h * rows, {fill: "currentColor", opacity: 0.04}), sheet);
+    const over = rect(X, Y, w * columns, h * rows, {"data-grid": JSON.stringify([["column", columns], ["row", rows]]), "pointer-events": "all"});
+    const [hx, hy] = at(here), place = `row ${state.row}, column ${state.column}: offset ${offset[here]}, byte ${data.start + offset[here] * bytes}, bank ${bank(here)}`;
+    let title, line;
+    if (owner) {
+      const mine = range(offset.length).filter((cell) => owner[cell] === state.lane);
+      for (const cell of mine) { const [x, y] = at(cell); marks.push(rect(x, y, Math.max(w - 1, 2), Math.max(h - 1, 2), {fill: ACCENT, opacity: 0.35}), rect(x, y, w - 1, h - 1, {stroke: ACCENT, "stroke-width": 1.6})); }
+      title = `${data.name}: ${data.who} ${state.lane} holds ${many(mine.length, "element")}`;
+      line = `${data.who} ${state.lane}: ${mine.slice(0, 12).map((cell) => `(${Math.floor(cell / columns)}, ${cell % columns})`).join(" ")}${mine.length > 12 ? " …" : ""}   ·   ${owner[here] < 0 ? `row ${state.row}, column ${state.column}: nobody's` : data.bytes ? `${place}, element ${data.element[here]} of T${owner[here]}` : `row ${state.row}, column ${state.column}: element ${data.element[here]} of T${owner[here]}`}`;
+    } else {
+      const {cell, address, count} = read(data, state), op = data.reads[bytes];
+      cell.forEach((one, lane) => { if (one >= 0) { const [x, y] = at(one); marks.push(rect(x, y, w - 1, h - 1, {stroke: count.turn[lane] ? ALARM : "currentColor", "stroke-width": 2})); } });
+      title = `${data.name}: ${op.name} ${state.direction} takes ${many(count.wavefronts, "wavefront")}, ideal ${count.ideal}`;
+      line = `${place}. ${many(address.filter((a) => a >= 0).length, "lane")} from here ${state.direction}: outlined, red where a lane has to wait`;
+    }
+    marks.push(box(hx, hy, Math.max(w - 1, 4), Math.max(h - 1, 4)));
+    const [below, end] = wrapped(24, Y + h * rows + 24, line);
+    marks.push(below, over);
+    const told = owner ? "One hue: a quad, four neighbouring lanes." : `Colour: the bank of 4 bytes; one hue is 16 bytes.${data.kept ? " Dimmed: outside the view." : ""}`;
+    ground.push(text(24, Y + h * rows + 60, told, quiet));
+    return {title, width: 900, height: Math.max(end, Y + h * rows + 60) + 18, layers: [ground.join(""), marks.join("")]};
+  },
+};
+
+// ---- one matrix instruction: A left, B on top, C in the corner; C slides onto A
+// data: {name, shape, who, parts: {a, b, c: {rows, columns, lane, element, each} or null}, reuse: {lane, order, turned, same} or null}
+SCENES.product = {
+  keys: {ArrowRight: ["lane", 1], ArrowLeft: ["lane", -1], ArrowDown: ["slide", 1], ArrowUp: ["slide", -1]},
+  play: "slide",
+  last: () => 10,
+  draw(data, state) {
+    const [M, N, K] = data.shape, GAP = 34, X = 56, Y = 92, w = Math.min(36, (820 - GAP) / (K + N)), h = Math.min(18, (520 - GAP) / (K + M));
+    const corner = {a: [X, Y + K * h + GAP], b: [X + K * w + GAP, Y], c: [X + K * w + GAP, Y + K * h + GAP]}, ground = [], marks = [], said = [];
+    const each = (part, lane) => range(part.lane.length).filter((cell) => part.lane[cell] === lane);
+    const sheet = (part, [x0, y0], alpha) => {
+      const fills = part.lane.map((lane, cell) => [QUADS[Math.floor(lane / 4) % 8], x0 + (cell % part.columns) * w, y0 + Math.floor(cell / part.columns) * h, w - (w > 5 ? 1 : 0), h - (h > 5 ? 1 : 0)]);
+      let out = cells(fills);
+      const words = part.lane.map((lane, cell) => { const name = `T${lane}`; return w >= 6.1 * name.length + 2 && h >= 13 ? text(x0 + (cell % part.columns + 0.5) * w - 0.5, y0 + (Math.floor(cell / part.columns) + 0.5) * h + 3, name, {...middle, fill: "#000"}) : ""; });
+      out += tag("g", {"font-family": MONO}, words.join(""));
+      return alpha === 1 ? out : tag("g", {opacity: alpha}, out);
+    };
+    const lit = (part, [x0, y0], lane) => each(part, lane).map((cell) => rect(x0 + (cell % part.columns) * w, y0 + Math.floor(cell / part.columns) * h, Math.max(w - 1, 3), Math.max(h - 1, 3), {stroke: ACCENT, "stroke-width": Math.min(2.5, h / 3), fill: ACCENT, "fill-opacity": 0.3})).join("");
+    const axes = {a: "A   m ↓  k →", b: "B   k ↓  n →", c: "C   m ↓  n →"}, slid = state.slide / 10;
+    for (const name of ["a", "b", "c"]) {
+      const part = data.parts[name], [x, y] = corner[name], rows = name === "b" ? K : M, columns = name === "a" ? K : N;
+      ground.push(text(x, y - 8, `${axes[name]}   ${rows} x ${columns}`, {"font-size": 11, ...bold}));
+      if (part) { if (name !== "a" || slid < 1) ground.push(sheet(part, corner[name], 1)); marks.push(lit(part, corner[name], state.lane)); said.push(`${name.toUpperCase()}: ${part.registers[state.lane]}`); }
+      else ground.push(rect(x, y, columns * w, rows * h, {fill: "currentColor", "fill-opacity": 0.05, stroke: "currentColor", "stroke-width": 0.6}), ...(columns * w > 150 ? [text(x + 8, y + (rows * h) / 2, "in shared memory", quiet)] : []));
+      if (part) marks.push(rect(x, y, columns * w, rows * h, {"data-lanes": name, "pointer-events": "all"}));
+    }
+    let told = "", title = `${data.name}: ${data.who} ${state.lane} holds ${["a", "b", "c"].filter((name) => data.parts[name]).map((name) => `${each(data.parts[name], state.lane).length} of ${name.toUpperCase()}`).join(", ")}`;
+    if (data.reuse) {
+      const {reuse} = data, all = reuse.lane.length, straight = reuse.order.every((k, i) => k === i);
+      told = reuse.same === all ? `P needs no shuffle: each element of ${reuse.turned ? "C turned" : "C"} lies in the ${data.who} that A wants${straight ? "" : `, if the keys of A and V come in the order ${runs(reuse.order)}`}.`
+        : `Only ${reuse.same} of ${all} elements of C lie in the ${data.who} that A wants: P has to be moved.`;
+      if (state.slide) {
+        title = `${data.name}: ${told.split(":")[0]}${straight || reuse.same !== all ? "" : ", with the keys in another order"}`;
+        const from = corner.c, to = corner.a, x = from[0] + (to[0] - from[0]) * slid, y = from[1] + (to[1] - from[1]) * slid, part = {rows: M, columns: K, lane: reuse.lane};
+        marks.push(sheet(part, [x, y], slid === 1 ? 1 : 0.85), rect(x, y, K * w, M * h, {stroke: ACCENT, "stroke-width": 2.5}), lit(part, [x, y], state.lane));
+        if (slid === 1) {
+          const wrong = reuse.lane.map((lane, cell) => (lane === data.parts.a.lane[cell] ? -1 : cell)).filter((cell) => cell >= 0);
+          marks.push(wrong.map((cell) => { const cx = x + (cell % K + 0.5) * w, cy = y + (Math.floor(cell / K) + 0.5) * h; return tag("path", {d: `M${(cx - 3).toFixed(1)} ${(cy - 3).toFixed(1)}l6 6m0 -6l-6 6`, stroke: ALARM, "stroke-width": 1.6}); }).join(""));
+        }
+      }
+    } else told = data.parts.a ? "" : "A comes from shared memory: P is written there between the two products.";
+    let y = Y + (K + M) * h + GAP + 26;
+    for (const line of [told, ...said].filter((line) => line)) { const [lines, end] = wrapped(24, y, line); marks.push(lines); y = end; }
+    return {title, width: 900, height: y + 10, layers: [ground.join(""), marks.join("")]};
+  },
+};
+const runs = (order) => { // 0–3, 8–11, 4–7
+  const found = [];
+  for (const k of order) if (found.length && found.at(-1)[1] === k - 1) found.at(-1)[1] = k; else found.push([k, k]);
+  return found.slice(0, 8).map(([a, b]) => (a === b ? a : `${a}–${b}`)).join(", ") + (found.length > 8 ? ", …" : "");
+};
+
 // ---- what holds a scene: controls, picture, pointer, keys
 export function drawn(scene, state) {
   const {title, width, height, layers} = SCENES[scene.kind].draw(scene.data, state);
@@ -172,13 +294,13 @@ export function drawn(scene, state) {
 }
 
 const fits = (knob, value) => (knob.options ? knob.options.includes(value) : Number.isInteger(value) && value >= knob.low && value <= knob.high);
-const control = (name, knob) => knob.options
+const control = (name, knob) => knob.options?.length === 1 ? "" : knob.options
   ? `<label>${safe(knob.label)} <select name="${name}">${knob.options.map((one) => `<option>${safe(one)}</option>`).join("")}</select></label>`
   : `<label>${safe(knob.label)} <input type="range" name="${name}" min="${knob.low}" max="${knob.high}"> <output name="${name}"></output></label>`;
 
 // model: {get() -> state, set(changes), watch(call)}
 export function mount(el, scene, model) {
-  const {keys = {}, play, last} = SCENES[scene.kind], {knobs} = scene;
+  const {keys = {}, play, last, follow} = SCENES[scene.kind], {knobs} = scene;
   el.classList.add("kvlab-view", "kvlab-explorer");
   el.setAttribute("role", "figure");
   el.innerHTML = `<form>${Object.entries(knobs).map(([name, knob]) => control(name, knob)).join("")}${play ? `<button type="button">▶ play</button>` : ""}</form><div class="picture" tabindex="0"></div>`;
@@ -199,7 +321,8 @@ export function mount(el, scene, model) {
   };
   const set = (changes) => {
     const state = model.get(), kept = Object.entries(changes).filter(([name, value]) => name in knobs && fits(knobs[name], value) && state[name] !== value);
-    if (kept.length) model.set(Object.fromEntries(kept));
+    const moved = Object.fromEntries(kept);
+    if (kept.length) model.set({...moved, ...follow?.(scene.data, {...state, ...moved}, moved)});
   };
   const stop = () => { clearInterval(timer); timer = undefined; };
   form.addEventListener("input", ({target}) => {
@@ -209,7 +332,10 @@ export function mount(el, scene, model) {
   form.addEventListener("submit", (event) => event.preventDefault());
   const point = ({target, clientX, clientY}) => {
     if (target.dataset?.set) set(JSON.parse(target.dataset.set));
-    else if (target.dataset?.grid) { // a grid of equal cells: [name, count] across, [name, count] down
+    else if (target.dataset?.lanes) { // an operand of a product: the lane of the cell
+      const part = scene.data.parts[target.dataset.lanes], r = target.getBoundingClientRect(), [x, y] = [(clientX - r.left) / r.width, (clientY - r.top) / r.height];
+      set({lane: part.lane[Math.min(part.rows - 1, Math.floor(y * part.rows)) * part.columns + Math.min(part.columns - 1, Math.floor(x * part.columns))]});
+    } else if (target.dataset?.grid) { // a grid of equal cells: [name, count] across, [name, count] down
       const [[across, columns], [down, rows]] = JSON.parse(target.dataset.grid), r = target.getBoundingClientRect();
       set({[across]: Math.min(columns - 1, Math.floor(((clientX - r.left) / r.width) * columns)), [down]: Math.min(rows - 1, Math.floor(((clientY - r.top) / r.height) * rows))});
     }

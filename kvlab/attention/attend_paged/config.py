@@ -9,6 +9,7 @@ from kvlab.attention.features.intervals import UNLIMITED
 from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.mha_decode.config import DecodeConfig, DecodeProblem, choose_config, problem_of, shared_bytes
+from kvlab.attention.mha_decode.hopper_config import HopperDecodeConstants
 from kvlab.attention.schedule.config import INVARIANT_KEYS, MOST_UNITS, ScheduleConfig, ScheduleProblem
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.mirror.twin import Twin
@@ -56,6 +57,7 @@ TWINS = (
             **LISTS, "part_array": "part_ptr", "part_lse_array": "part_lse_ptr", "lane_sum": "sum",
         },
     ),
+    Twin("hopper", kernel="hopper:find_unit,produce,consume", emulator="hopper_emulator:find_unit,produce,consume"),
 )
 LAUNCH = ("kernel:launch", "emulator:launch")
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
@@ -82,10 +84,13 @@ class Walk:
 
     tiles: DecodeConfig
     schedule: ScheduleConfig
+    ring: HopperDecodeConstants | None = None
+    """Of TMA boxes, where Hopper's kernel walks the list; its programs have HEADS KV heads."""
 
     def grid(self, problem: DecodeProblem) -> tuple[int]:
         """Programs. The lengths have no part in it: a CUDA graph may be replayed."""
-        return self.schedule.grid(problem.kv_heads)
+        heads = 1 if self.ring is None else self.ring.HEADS
+        return (self.schedule.grid(problem.kv_heads)[0] // heads,)
 
     def rows(self, problem: DecodeProblem) -> int:
         """Rows of a tile that any sequence may have."""
@@ -101,7 +106,7 @@ class Walk:
         """
         schedule = self.schedule
         if not schedule.unit:
-            return 2 * self.grid(problem)[0]
+            return 2 * schedule.grid(problem.kv_heads)[0]
         units = min(MOST_UNITS, max(1, -(-problem.max_keys // (schedule.unit * schedule.block))))
         return units * self.items(problem) * schedule.lanes(problem.kv_heads)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -361,6 +362,11 @@ def launch(
         part, part_lse = np.full((*shape, problem.v_dim), np.nan, np.float32), np.full(shape, np.nan, np.float32)
         lists, results = WalkLists(seq_lens, cu_seqlens, work), WalkResults(o_rows, lse_rows, part, part_lse)
         with traffic.launch():
-            walk(q_rows, keys, values, lists, results, scale_log2, features, problem, one, arch, traffic)
+            if one.ring is None:
+                walk(q_rows, keys, values, lists, results, scale_log2, features, problem, one, arch, traffic)
+            else:
+                hopper = importlib.import_module("kvlab.attention.attend_paged.hopper_emulator")
+                caches = k_cache, v_cache, block_table
+                hopper.walk(q_rows, *caches, lists, results, np.float32(scale_log2), features, problem, one, traffic)
         join(lists, results, features, problem, one, traffic)
     return out, lse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -418,9 +419,14 @@ def _launch_walk(
     schedule, places = one.schedule, one.places(problem)
     part = out.new_empty((places, tiles.BM, problem.v_dim), dtype=torch.float32)
     part_lse = lse.new_empty((places, tiles.BM))
-    pointers = *arrays, feature_arrays(f), out, lse, part, part_lse
+    written = out, lse, part, part_lse
+    hopper = None if one.ring is None else importlib.import_module("kvlab.attention.attend_paged.hopper")
+    if hopper is None:
+        kernel, pointers = walk, (*arrays, feature_arrays(f), *written)
+    else:
+        kernel, pointers = hopper.walk, hopper.pointers_of(one, arrays, written, f, again)
     joined = work, part, part_lse, seq_lens, cu_seqlens, out, lse
-    if relaunched(walk, pointers, again):
+    if relaunched(kernel, pointers, again):
         relaunched(join, joined, again)
         return
     sizes = WalkSizes(
@@ -428,22 +434,27 @@ def _launch_walk(
         seq_lens.stride(0), *list_parts(one.items(problem)), one.items(problem), *f.mask.by_length,
     )
     ptx, ragged, listed = compiles_to_ptx(q), problem.ragged, one.lists_items(problem)
-    steps = leading_strides(q, ragged=ragged), k.stride()[:-1], v.stride()[:-1], leading_strides(out, ragged=ragged)
-    unit, (of_q, of_k, of_v, of_o) = in_units(*steps)
-    constants = WalkConstants(
-        problem.page_size, problem.pairs, *problem.widths, *tiles.columns, *tiles.v_columns, tiles.BM, tiles.BN, ptx,
-        f.mask.windowed, f.mask.placed, schedule.block, schedule.overhead, schedule.reach, schedule.rows,
-        schedule.together, listed, schedule.unit, unit,
-    )
-    lse_strides = RowStrides(*leading_strides(lse, ragged=ragged))
-    first_launch(walk, one.grid(problem), pointers, again)(
-        f.scales.factor_log2(scale), f.scales.v.number, feature_numbers(f), sizes, RowStrides(*of_q),
-        PageStrides(*of_k), PageStrides(*of_v), RowStrides(*of_o), lse_strides, C=constants,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **(register_limit(tiles, problem) if ptx else {}),
-    )
+    o_strides, lse_strides = (RowStrides(*leading_strides(x, ragged=ragged)) for x in into)
+    if hopper is None:
+        steps = leading_strides(q, ragged=ragged), k.stride()[:-1], v.stride()[:-1], [*o_strides]
+        unit, (of_q, of_k, of_v, of_o) = in_units(*steps)
+        constants = WalkConstants(
+            problem.page_size, problem.pairs, *problem.widths, *tiles.columns, *tiles.v_columns, tiles.BM, tiles.BN,
+            ptx, f.mask.windowed, f.mask.placed, schedule.block, schedule.overhead, schedule.reach, schedule.rows,
+            schedule.together, listed, schedule.unit, unit,
+        )
+        numbers: tuple[Any, ...] = (
+            f.scales.factor_log2(scale), f.scales.v.number, feature_numbers(f), sizes, RowStrides(*of_q),
+            PageStrides(*of_k), PageStrides(*of_v), RowStrides(*of_o), lse_strides,
+        )
+        options = {"C": constants, "num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+        options |= register_limit(tiles, problem) if ptx else {}
+    else:
+        numbers, options = hopper.numbers_of(one, arrays, into, sizes, f, scale, ragged=ragged, listed=listed)
+    first_launch(kernel, one.grid(problem), pointers, again)(*numbers, **options)
     parts = one.parts(problem)
     first_launch(join, one.join_grid(problem), joined, again)(
-        sizes, RowStrides(*steps[3]), lse_strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead,
+        sizes, o_strides, lse_strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead,
         FIXED=schedule.unit, BM=tiles.BM, TOGETHER=schedule.together, USED=one.rows(problem), LISTED=listed,
         D=problem.v_dim, BD=piece_of(problem.v_dim), PARTS=parts, CHUNK=min(16, parts), num_warps=1,
     )

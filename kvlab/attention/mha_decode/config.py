@@ -15,6 +15,7 @@ from kvlab.attention.tiles.tile_bytes import tile_bytes
 from kvlab.common.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
+HOPPER_ROLES = "produce,attend_keys,other_columns,normalise,consume,join"
 TWINS = (
     Twin(
         "attend", kernel="kernel:attend", emulator="emulator:attend",
@@ -27,7 +28,7 @@ TWINS = (
             "load_k": "k_ptr kv_head page slot exists", "load_v": "v_ptr kv_head page slot exists", "in_pages": "k_ptr",
         },
     ),
-    Twin("hopper", kernel="hopper_roles:produce,consume,join", emulator="hopper_emulator:produce,consume,join"),
+    Twin("hopper", kernel=f"hopper_roles:{HOPPER_ROLES}", emulator=f"hopper_emulator:{HOPPER_ROLES}"),
     MERGE,
 )
 LAUNCH = ("kernel:launch", "emulator:launch")

@@ -60,7 +60,7 @@ def attend(
     gl.warp_specialize(
         [
             (consume, (item, (k_s, v_s), full, free, (q_ptr, q_strides), terms, results, join, gl.constexpr(C))),
-            (produce, (item, (dk, dv), (k_box, v_box), full, free, table, pages, gl.constexpr(C))),
+            (produce, (item, (dk, dv), (k_box, v_box), full, free, table, pages, gl.constexpr(0), gl.constexpr(C))),
         ],
         [1],
         [C.PRODUCER],

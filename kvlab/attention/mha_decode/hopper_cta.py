@@ -20,15 +20,16 @@ CONSUMERS, PRODUCER = (0, 1, 2, 3), (4,)
 
 
 @functools.cache
-def places_of(C: HopperDecodeConstants) -> Places:
-    """NB stages of K, then of V. The sums of the warps come to lie in those of K.
+def places_of(C: HopperDecodeConstants, more: int = 0) -> Places:
+    """NB stages of K, then of V, then ``more`` bytes, where the sums of the warps come to lie; without these in the
+    stages of K.
 
     >>> places = places_of(HopperDecodeConstants(4, 4, 1, 128, 16, 16, 16, 2, False, 0, 0))
     >>> places.tiles["k"][1].base, places.tiles["v"][0].base, places.nbytes
     (16384, 32768, 65536)
     """
     ring = C.NB, C.BN, C.W
-    return Places({"k": ring, "v": ring}, {"the consumers": 4, "the producer": 1})
+    return Places({"k": ring, "v": ring}, {"the consumers": 4, "the producer": 1}, more)
 
 
 class HopperDecodeCTA(PartitionedCTA):
@@ -79,8 +80,9 @@ class HopperDecodeCTA(PartitionedCTA):
         return butterfly(np.add, in_turn(np.add, lanes))
 
     def leave(self, o: Fragments, *of_rows: Array) -> None:
-        """Leaves each warp's results, for the others, in the rings, which nobody reads any more: o in K's, 16 bytes of
-        row r at ``16 (r % 8)`` exclusive or their place in a row, and ``of_rows``, a number a row each, in V's.
+        """Leaves each warp's results, for the others, where nobody reads any more, in the rings or behind them: o, 16
+        bytes of row r at ``16 (r % 8)`` exclusive or their place in a row, and ``of_rows``, a number a row each, in V's
+        ring or behind all o.
         """
         address, tops = self._sums_and_tops(len(of_rows))
         self._write("sums", address, 16, np.arange(4)[:, None, None])
@@ -92,7 +94,7 @@ class HopperDecodeCTA(PartitionedCTA):
     def left(self, of_rows: int = 0) -> tuple[Array, ...]:
         """Results that all warps have left: o ``[4, 16, W]``, and as many times ``[4, 16]``."""
         address, tops = self._sums_and_tops(of_rows)
-        self.hazards.read(self.places.region(0, address.size * 16, CONSUMERS), "sums read")
+        self.hazards.read(self.places.region(int(address.min()), address.size * 16, CONSUMERS), "sums read")
         for at in tops:
             self.hazards.read(self.places.region(int(at[0]), 4 * ROWS * 4, CONSUMERS), "tops read")
         sums = self.smem.load(address, np.float32, 4).reshape(4, ROWS, -1)
@@ -102,7 +104,10 @@ class HopperDecodeCTA(PartitionedCTA):
         """Byte addresses ``[4, 16, W / 4]`` of 16 bytes, and ``[of_rows, 4]`` of 16 floats."""
         warp, row, vector = np.ogrid[:4, :ROWS, : self.C.W // 4]
         address = ((warp * ROWS + row) * (self.C.W // 4) + (vector ^ row % 8)) * 16
-        return address, self.places.tiles["v"][0].base + np.arange(4 * of_rows).reshape(-1, 4) * ROWS * 4
+        at, tops = 0, self.places.tiles["v"][0].base
+        if self.places.nbytes > self.places.behind:
+            at, tops = self.places.behind, self.places.behind + address.size * 16
+        return address + at, tops + np.arange(4 * of_rows).reshape(-1, 4) * ROWS * 4
 
     def _write(self, name: str, address: Array, nbytes: int, warp: Array) -> None:
         """``nbytes`` at each address, written by a warp."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.tile.pairs import halves
 
 from .emulator import nth_longest
-from .hopper_config import ROWS, HopperDecodeConfig
+from .hopper_config import ROWS, HopperDecodeConfig, HopperDecodeConstants
 from .hopper_cta import CONSUMERS, PRODUCER, HopperDecodeCTA, places_of
 
 Array = np.ndarray[Any, Any]
@@ -60,64 +60,76 @@ class HopperDecodeLaunch:
         lo, hi = split_bounds(split, splits, num_keys, C.BT)
         return batch, group * C.HEADS, split, lo, hi, num_keys
 
-    def rows_of(self, r: Array) -> tuple[Array, Array, Array]:
-        """Row of the tile -> its KV head (counted from the first), new token, query head of the KV head."""
-        C = self.config.constants
-        return r // (C.TOKENS * C.GROUP), r % (C.TOKENS * C.GROUP) // C.GROUP, r % C.GROUP
-
-    def load_rows(self, batch: int, kv_head: int, odd: int) -> Array:
-        """Query rows ``[16, W]``, of pairs the even or odd columns; rows that do not exist are 0."""
-        C, (kv, token, head) = self.config.constants, self.rows_of(np.arange(ROWS)[:, None])
-        cols = 2 * np.arange(C.W) + odd if C.PAIRS else np.arange(C.W)
-        return load(self.q, (batch, token, (kv_head + kv) * C.GROUP + head, cols), mask=kv < C.HEADS)
-
-    def find_pages(self, batch: int, key: int, end: int) -> Array:
-        """The pages of a block's boxes; those past the end are not looked up, none arrives as zeros."""
-        C = self.config.constants
-        return find_pages(self.table[batch], key, end, self.pages, C.BT, C.BOX, C.PAGE)
 
 
-def produce(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator[Wait]:
-    """One warp brings block after block of K and V."""
+def rows_of(r: Array, C: HopperDecodeConstants) -> tuple[Array, Array, Array]:
+    """Row of the tile -> its KV head (counted from the first), new token, query head of the KV head."""
+    return r // (C.TOKENS * C.GROUP), r % (C.TOKENS * C.GROUP) // C.GROUP, r % C.GROUP
+
+
+def load_rows(q: Array, kv_head: int, tokens: int | None, odd: int, C: HopperDecodeConstants) -> Array:
+    """Query rows ``[16, W]`` of a sequence ``[S, Hq, D]``, of pairs the even or odd columns; rows that do not exist are
+    0. ``tokens``: new ones, or None for those of C.
+    """
+    kv, token, head = rows_of(np.arange(ROWS)[:, None], C)
+    cols = 2 * np.arange(C.W) + odd if C.PAIRS else np.arange(C.W)
+    is_row = kv < C.HEADS
+    if tokens is not None:
+        is_row = is_row & (token < tokens)
+    return load(q, (token, (kv_head + kv) * C.GROUP + head, cols), mask=is_row)
+
+
+def produce(cta: HopperDecodeCTA, table: Array, pages: int, item: Item, done: int) -> Iterator[Wait]:
+    """One warp brings block after block of K and V, ``done`` of which came before; ``table``: the sequence's row."""
     #@ producer
     #: begin -> blocks, found    how many; the pages of the first
     C = cta.C  #- launch
-    batch, kv_head, _, lo, hi, _ = item
+    _, kv_head, _, lo, hi, _ = item
     blocks = ceildiv(hi - lo, C.BT)
-    found = x.find_pages(batch, lo, hi)
+    found = find_pages(table, lo, hi, pages, C.BT, C.BOX, C.PAGE)
     for i in range(blocks):
         #: load -> b, key, found    a block, once its stage is free; the pages of the next
-        b = i % C.NB
+        b = (done + i) % C.NB
         key = lo + i * C.BT
-        following = x.find_pages(batch, key + C.BT, hi)
-        yield cta.free[b], ((i // C.NB) & 1) ^ 1  #- wait
+        following = find_pages(table, key + C.BT, hi, pages, C.BT, C.BOX, C.PAGE)
+        yield cta.free[b], (((done + i) // C.NB) & 1) ^ 1  #- wait
         cta.load_block(b, found, key, kv_head)
         found = following
 
 
-def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator[Wait]:
-    """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
+def attend_keys(
+    cta: HopperDecodeCTA, unit: tuple[int, int, int, int, int], tokens: int | None, q_array: Array,
+    features: Features, scale_log2: np.float32, done: int,
+) -> Generator[Wait, None, tuple[Array, Any, Array, Array]]:
+    """(o, o_odd, top, total): sums ``[16, W]`` of the rows over a unit's keys, whose blocks come after ``done`` others,
+    of pairs the odd columns as each warp has them; the rows' maxima, and what the weights add up to.
+
+    unit : sequence, first KV head, the first key and the one behind the last, keys of the sequence. tokens : new ones
+    of it; None: those of C, and units end with a block or the sequence. q_array : the sequence's ``[S, Hq, D]``.
+    """
     #@ consumer
     #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
-    C, splits, out, lse_out = cta.C, x.config.num_splits, x.out, x.lse  #- launch
-    features, scales = x.features, x.features.scales  #- launch
-    batch, kv_head, split, lo, hi, num_keys = item
+    C = cta.C  #- launch
+    batch, kv_head, lo, hi, num_keys = unit
     blocks = ceildiv(hi - lo, C.BT)
     W = C.W
     KEYS = C.BN // 4
-    q = x.load_rows(batch, kv_head, 0)
-    kv, token, head = x.rows_of(np.arange(ROWS))
-    limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
-    factor = np.full(ROWS, x.scale_log2)
+    q = load_rows(q_array, kv_head, tokens, 0, C)
+    kv, token, head = rows_of(np.arange(ROWS), C)
+    seen = num_keys - (C.TOKENS if tokens is None else tokens) + 1  # by all rows
+    limit = seen + token  # keys from here on a row does not see
+    if tokens is not None:  # and units may end within a block
+        seen, limit = min(seen, hi), np.minimum(limit, hi)
+    factor = np.full(ROWS, scale_log2)
     of_row = kv_head + np.minimum(kv, C.HEADS - 1)  # rows that do not exist are as those of the last head
     factor = factor_of(factor, features, batch, of_row, of_row * C.GROUP + head)
     if C.PAIRS:
-        odd = x.load_rows(batch, kv_head, 1)
+        odd = load_rows(q_array, kv_head, tokens, 1, C)
         top = np.maximum(np.max(np.abs(q.astype(np.float32)), 1), np.max(np.abs(odd.astype(np.float32)), 1))
-        q, unit = narrow(q, top)
+        q, unit_of_q = narrow(q, top)
         odd, _ = narrow(odd, top)
         q_odd = of_every_warp(odd)
-        factor = factor * unit
+        factor = factor * unit_of_q
     q = of_every_warp(q)
     scores = cta.zeros(KEYS).map  #- programs
     col = scores.row // ROWS * KEYS + scores.col  # of the block
@@ -130,9 +142,9 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     o_odd: Any = o
     for i in range(blocks):
         #: load_k -> b, key    the block has arrived in its stage
-        b = i % C.NB
+        b = (done + i) % C.NB
         key = lo + i * C.BT
-        yield cta.full[b], (i // C.NB) & 1  #- wait
+        yield cta.full[b], ((done + i) // C.NB) & 1  #- wait
         k = cta.read("k", b)
         #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
         s = cta.zeros(KEYS)
@@ -152,7 +164,7 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
         #: mask -> s    other heads' keys, and keys that a row does not see
         if C.HEADS > 1:
             s = s.with_values(np.where(own, s.values, np.float32(-np.inf)))
-        if key + C.BT > num_keys - C.TOKENS + 1:
+        if key + C.BT > seen:
             s = s.with_values(np.where(key + col // C.HEADS < limits, s.values, np.float32(-np.inf)))
         #: softmax -> p, m, l, o    online, every warp for itself: row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, s.tile().max(2))
@@ -171,36 +183,66 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
             o_odd = cta.accumulate(weights, v_odd, o_odd)
         else:
             o = cta.accumulate(p, v, o)
-    #: together -> top, total    the warps' maxima and sums, through the ring, which nobody reads any more
+    #: together -> top, total    the warps' maxima and sums, through shared memory that nobody reads any more
     cta.meet(CONSUMERS)
     cta.leave(o, m, l)
     cta.meet(CONSUMERS)
     each, tops, totals = cta.left(2)
     top = tops.max(0)
     total, o = add_warps(each, tops, totals, top)
+    return o, o_odd, top, total
+
+
+def other_columns(cta: HopperDecodeCTA, o_odd: Any, top: Array) -> Array:
+    """The odd columns of the sums ``[16, W]``, where the even ones have been: the maxima and sums of rows are there."""
+    #@ consumer
+    #: other_columns -> o_odd    put together as the even ones
+    cta.meet(CONSUMERS)
+    cta.leave(o_odd)
+    cta.meet(CONSUMERS)
+    each, tops, totals = cta.left(2)
+    _, o_odd = add_warps(each, tops, totals, top)
+    return o_odd
+
+
+def normalise(
+    top: Array, total: Array, batch: int, kv_head: int, kv: Array, features: Features, C: HopperDecodeConstants
+) -> tuple[Array, Array, Array]:
+    """(some, lse, l): whether a row has seen a key, and its lse; what its sums are multiplied by."""
+    #@ consumer
     #: normalise -> lse, l    rows without a sum have seen no key: 0 and -inf
-    kv, token, head = x.rows_of(np.arange(ROWS))
-    sees = num_keys - C.TOKENS + 1 + token > lo
+    scales = features.scales  #- launch
     some = total != 0
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
         lse = log_sum(top, total, some)
         factor = np.full(ROWS, np.float32(scales.v.number))
         of_row = kv_head + np.minimum(kv, C.HEADS - 1)
         factor = head_scale(factor, scales.v.heads, batch, of_row)
-        l = np.where(some, divide(factor, total), np.float32(0))  # what the sums of a row are multiplied by
+        l = np.where(some, divide(factor, total), np.float32(0))
+    return some, lse, l
+
+
+def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator[Wait]:
+    """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
+    #@ consumer
+    #: split -> o, top, total    its keys; the ring, which nobody reads any more, has room for the warps' sums
+    C, splits, out, lse_out, features = cta.C, x.config.num_splits, x.out, x.lse, x.features  #- launch
+    batch, kv_head, split, lo, hi, num_keys = item
+    unit = batch, kv_head, lo, hi, num_keys
+    o, o_odd, top, total = yield from attend_keys(cta, unit, None, x.q[batch], features, x.scale_log2, 0)
     #: store    an empty split leaves its partial output alone
+    kv, token, head = rows_of(np.arange(ROWS), C)
+    sees = num_keys - C.TOKENS + 1 + token > lo
+    some, lse, l = normalise(top, total, batch, kv_head, kv, features, C)
     heads = (kv_head + kv) * C.GROUP + head
     store(lse_out, (split, batch, token, heads), lse, mask=kv < C.HEADS)
     rows = split, batch, token[:, None], heads[:, None]
     writes = (kv < C.HEADS) & (sees | (splits == 1))
-    cols = np.arange(W) * (2 if C.PAIRS else 1)
+    cols = np.arange(C.W) * (2 if C.PAIRS else 1)
     o = np.where(some[:, None], o * l[:, None], np.float32(0))
     store(out, (*rows, cols), o, mask=writes[:, None])
     if C.PAIRS:
-        cta.meet(CONSUMERS)
-        cta.leave(o_odd)
-        cta.meet(CONSUMERS)
-        _, o_odd = add_warps(cta.left()[0], tops, totals, top)
+        o_odd = other_columns(cta, o_odd, top)
         o_odd = np.where(some[:, None], o_odd * l[:, None], np.float32(0))
         store(out, (*rows, cols + 1), o_odd, mask=writes[:, None])
     written = int(writes.sum()) * out[0, 0, 0, 0].nbytes + int((kv < C.HEADS).sum()) * lse.itemsize
@@ -228,7 +270,7 @@ def join(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> None:
     if last:
         #: begin -> limit, top, total, o    the rows, and the keys that they see
         x.counters[counter] = 0
-        kv, token, head = x.rows_of(np.arange(R))
+        kv, token, head = rows_of(np.arange(R), C)
         there = kv < C.HEADS
         heads = (kv_head + kv) * C.GROUP + head
         limit = num_keys - C.TOKENS + 1 + token
@@ -317,7 +359,7 @@ def launch(
         for program in range(*config.grid()):
             cta = HopperDecodeCTA(C, places_of(C), dtype, boxes, traffic, traced=program == 0)
             item = x.find_item(program)
-            roles += [(PRODUCER, produce(cta, x, item)), (CONSUMERS, consume(cta, x, item))]
+            roles += [(PRODUCER, produce(cta, x.table[item[0]], x.pages, item, 0)), (CONSUMERS, consume(cta, x, item))]
         run_roles(roles)
     if config.num_splits > 1 and not C.PARTS:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)

@@ -33,13 +33,14 @@ from .hopper_steps import (
     load_rows,
     narrow,
     of_every_warp,
+    results_layout,
     rows_of,
 )
 
 
 @gluon.jit
-def produce(item, descs, boxes, full, free, table, pages, C: gl.constexpr):
-    """One warp brings block after block of K and V."""
+def produce(item, descs, boxes, full, free, table, pages, done, C: gl.constexpr):
+    """One warp brings block after block of K and V, ``done`` of which came before."""
     #@ producer
     #: begin -> blocks, found    how many; the pages of the first
     _, kv_head, _, lo, hi, _ = item
@@ -49,40 +50,49 @@ def produce(item, descs, boxes, full, free, table, pages, C: gl.constexpr):
     found = find_pages(table, lo, hi, pages, C.BT, C.BOX, C.PAGE)
     for i in range(blocks):
         #: load -> b, key, found    a block, once its stage is free; the pages of the next
-        b = i % C.NB
+        b = (done + i) % C.NB
         key = lo + i * C.BT
         following = find_pages(table, key + C.BT, hi, pages, C.BT, C.BOX, C.PAGE)
-        mbarrier.wait(free.index(b), ((i // C.NB) & 1) ^ 1)  #- wait
+        mbarrier.wait(free.index(b), (((done + i) // C.NB) & 1) ^ 1)  #- wait
         load_block(dk, dv, k_box, v_box, full.index(b), b, found, key, kv_head, C)
         found = following
 
 
 @gluon.jit
-def consume(item, smem, full, free, queries, terms, results, joined, C: gl.constexpr):
-    """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
+def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr):
+    """(o, o_odd, top, total): sums ``[16, W]`` of the rows over a unit's keys, whose blocks come after ``done`` others,
+    of pairs the odd columns as each warp has them; the rows' maxima, and what the weights add up to.
+
+    unit : sequence, first KV head, the first key and the one behind the last, keys of the sequence. tokens : new ones
+    of it; None: those of C, and units end with a block or the sequence. smem : K's and V's ring, and where the warps
+    leave their sums and maxima.
+    """
     #@ consumer
     #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
-    batch, kv_head, split, lo, hi, num_keys = item
+    batch, kv_head, lo, hi, num_keys = unit
     blocks = gl.cdiv(hi - lo, C.BT)
-    k_s, v_s = smem  #- launch
+    k_s, v_s, left, tops_left = smem  #- launch
+    full, free = bars  #- launch
     q_ptr, q_strides = queries  #- launch
     features, numbers, scale_log2, v_factor = terms  #- launch
-    out, o_strides, lse_out, lse_strides, splits = results  #- launch
     W: gl.constexpr = C.W
     KEYS: gl.constexpr = C.BN // 4
-    q = load_rows(q_ptr, q_strides, batch, kv_head, 0, C)
+    q = load_rows(q_ptr, q_strides, batch, kv_head, tokens, 0, C)
     kv, token, head = rows_of(gl.arange(0, 16, layout=ROWS), C)
-    limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
+    seen = num_keys - (C.TOKENS if tokens is None else tokens) + 1  # by all rows
+    limit = seen + token  # keys from here on a row does not see
+    if tokens is not None:  # and units may end within a block
+        seen, limit = gl.minimum(seen, hi), gl.minimum(limit, hi)
     factor = gl.full([16], 1.0, gl.float32, layout=ROWS) * scale_log2
     of_row = kv_head + gl.minimum(kv, C.HEADS - 1)  # rows that do not exist are as those of the last head
     factor = factor_of(factor, features, numbers, batch, of_row, of_row * C.GROUP + head)
     if C.PAIRS:
-        odd = load_rows(q_ptr, q_strides, batch, kv_head, 1, C)
+        odd = load_rows(q_ptr, q_strides, batch, kv_head, tokens, 1, C)
         top = gl.maximum(gl.max(gl.abs(q.to(gl.float32)), 1), gl.max(gl.abs(odd.to(gl.float32)), 1))
-        q, unit = narrow(q, top)
+        q, unit_of_q = narrow(q, top)
         odd, _ = narrow(odd, top)
         q_odd = of_every_warp(odd, C)
-        factor = factor * gl.convert_layout(unit, ROWS)
+        factor = factor * gl.convert_layout(unit_of_q, ROWS)
     q = of_every_warp(q, C)
     col = gl.expand_dims(column(gl.SliceLayout(1, MMA), C), 1)  # [4, 1, 16]
     own = col % C.HEADS == gl.expand_dims(gl.expand_dims(kv, 0), 2)
@@ -94,9 +104,9 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
     o_odd = o
     for i in range(blocks):
         #: load_k -> b, key    the block has arrived in its stage
-        b = i % C.NB
+        b = (done + i) % C.NB
         key = lo + i * C.BT
-        mbarrier.wait(full.index(b), (i // C.NB) & 1)  #- wait
+        mbarrier.wait(full.index(b), ((done + i) // C.NB) & 1)  #- wait
         k = k_s.index(b).permute((0, 2, 1)).load(B)
         #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
         s = gl.zeros([4, 16, KEYS], gl.float32, layout=MMA)
@@ -116,7 +126,7 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
         #: mask -> s    other heads' keys, and keys that a row does not see
         if C.HEADS > 1:
             s = gl.where(own, s, float("-inf"))
-        if key + C.BT > num_keys - C.TOKENS + 1:
+        if key + C.BT > seen:
             s = gl.where(key + col // C.HEADS < limits, s, float("-inf"))
         #: softmax -> p, m, l, o    online, every warp for itself: row maximum, exponentials, row sum, rescale
         m_new = gl.maximum(m, gl.max(s, 2))
@@ -135,10 +145,10 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
             o_odd = mma_v2(weights, v_odd, o_odd)
         else:
             o = mma_v2(gl.convert_layout(p.to(v.dtype), A), v, o)
-    #: together -> top, total    the warps' maxima and sums, through the ring, which nobody reads any more
-    OUT: gl.constexpr = gl.BlockedLayout([1, W // 32], [1, 32], [4, 1], [1, 0])
-    sums, each = as_sums(k_s, W)
-    tops, top_of = as_tops(v_s)
+    #: together -> top, total    the warps' maxima and sums, through shared memory that nobody reads any more
+    OUT: gl.constexpr = results_layout(W)
+    sums, each = as_sums(left, W)
+    tops, top_of = as_tops(tops_left)
     meet()
     sums.store(o)
     tops.index(0).store(m)
@@ -146,30 +156,66 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
     meet()
     top = largest(top_of, OUT)
     total, o = add_warps(each, top_of, top, W, OUT)
+    return o, o_odd, top, total
+
+
+@gluon.jit
+def other_columns(o_odd, smem, top, C: gl.constexpr):
+    """The odd columns of the sums ``[16, W]``, where the even ones have been: the maxima and sums of rows are there."""
+    #@ consumer
+    #: other_columns -> o_odd    put together as the even ones
+    _, _, left, tops_left = smem  #- launch
+    sums, each = as_sums(left, C.W)
+    _, top_of = as_tops(tops_left)
+    meet()
+    sums.store(o_odd)
+    meet()
+    _, o_odd = add_warps(each, top_of, top, C.W, results_layout(C.W))
+    return o_odd
+
+
+@gluon.jit
+def normalise(top, total, batch, kv_head, kv, terms, C: gl.constexpr):
+    """(some, lse, l): whether a row has seen a key, and its lse; what its sums are multiplied by."""
+    #@ consumer
     #: normalise -> lse, l    rows without a sum have seen no key: 0 and -inf
-    kv, token, head = rows_of(gl.arange(0, 16, layout=gl.SliceLayout(1, OUT)), C)
-    sees = num_keys - C.TOKENS + 1 + token > lo
+    features, numbers, _, v_factor = terms  #- launch
     some = total != 0
     lse = log_sum(top, total, some)
-    factor = gl.full([16], 1.0, gl.float32, layout=gl.SliceLayout(1, OUT)) * v_factor
+    factor = gl.full([16], 1.0, gl.float32, layout=total.type.layout) * v_factor
     of_row = kv_head + gl.minimum(kv, C.HEADS - 1)
     factor = head_scale(factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, of_row)
-    l = gl.where(some, factor / total, 0.0)  # what the sums of a row are multiplied by
+    l = gl.where(some, factor / total, 0.0)
+    return some, lse, l
+
+
+@gluon.jit
+def consume(item, smem, full, free, queries, terms, results, joined, C: gl.constexpr):
+    """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
+    #@ consumer
+    #: split -> o, top, total    its keys; the ring, which nobody reads any more, has room for the warps' sums
+    batch, kv_head, split, lo, hi, num_keys = item
+    out, o_strides, lse_out, lse_strides, splits = results  #- launch
+    k_s, v_s = smem  #- launch
+    places = k_s, v_s, k_s, v_s  #- launch
+    unit = batch, kv_head, lo, hi, num_keys
+    o, o_odd, top, total = attend_keys(unit, None, places, (full, free), queries, terms, 0, C)
     #: store    an empty split leaves its partial output alone
+    OUT: gl.constexpr = results_layout(C.W)
+    kv, token, head = rows_of(gl.arange(0, 16, layout=gl.SliceLayout(1, OUT)), C)
+    sees = num_keys - C.TOKENS + 1 + token > lo
+    some, lse, l = normalise(top, total, batch, kv_head, kv, terms, C)
     heads = (kv_head + kv) * C.GROUP + head
     at = lse_out + split.to(gl.int64) * lse_strides.split + batch * lse_strides.batch
     gl.store(at + token * lse_strides.token + heads * lse_strides.head, lse, mask=kv < C.HEADS)
     rows = out + split.to(gl.int64) * o_strides.split + batch * o_strides.batch
     rows = rows + token * o_strides.token + heads * o_strides.head
     writes = (kv < C.HEADS) & (sees | (splits == 1))
-    cols = gl.arange(0, W, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
+    cols = gl.arange(0, C.W, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
     o = gl.where(some[:, None], o * l[:, None], 0.0)
     gl.store(rows[:, None] + cols[None, :], o.to(out.dtype.element_ty), mask=writes[:, None])
     if C.PAIRS:
-        meet()
-        sums.store(o_odd)
-        meet()
-        _, o_odd = add_warps(each, top_of, top, W, OUT)
+        o_odd = other_columns(o_odd, places, top, C)
         o_odd = gl.where(some[:, None], o_odd * l[:, None], 0.0)
         gl.store(rows[:, None] + cols[None, :] + 1, o_odd.to(out.dtype.element_ty), mask=writes[:, None])
     if C.PARTS:

@@ -62,6 +62,12 @@ def find_item(program, lens, lens_stride, batches, groups, splits, max_keys, C: 
     return batch.to(gl.int64), group * C.HEADS, split, lo, hi, num_keys
 
 
+@gluon.constexpr_function
+def results_layout(W):
+    """The registers of results ``[16, W]``: a warp has whole rows."""
+    return gl.BlockedLayout([1, W // 32], [1, 32], [4, 1], [1, 0])
+
+
 @gluon.jit
 def rows_of(r, C: gl.constexpr):
     """Row of the tile -> its KV head (counted from the first), new token, query head of the KV head."""
@@ -70,14 +76,19 @@ def rows_of(r, C: gl.constexpr):
 
 
 @gluon.jit
-def load_rows(q, q_strides, batch, kv_head, odd: gl.constexpr, C: gl.constexpr):
-    """Query rows ``[16, W]``, of pairs the even or odd columns; rows that do not exist are 0."""
+def load_rows(q, q_strides, batch, kv_head, tokens, odd: gl.constexpr, C: gl.constexpr):
+    """Query rows ``[16, W]``, of pairs the even or odd columns; rows that do not exist are 0. ``tokens``: new ones, or
+    None for those of C.
+    """
     r = gl.arange(0, 16, layout=Q_ROWS)
     c = gl.arange(0, C.W, layout=Q_COLS)
     kv, token, head = rows_of(r, C)
     at = batch * q_strides.batch + token * q_strides.token + ((kv_head + kv) * C.GROUP + head) * q_strides.head
     cols = 2 * c + odd if C.PAIRS else c
-    return gl.load(q + at[:, None] + cols[None, :], mask=(kv < C.HEADS)[:, None], other=0.0)
+    is_row = kv < C.HEADS
+    if tokens is not None:
+        is_row = is_row & (token < tokens)
+    return gl.load(q + at[:, None] + cols[None, :], mask=is_row[:, None], other=0.0)
 
 
 @gluon.jit
@@ -102,7 +113,7 @@ def load_block(dk, dv, k_box, v_box, bar, b, found, key, kv_head, C: gl.constexp
 
 @gluon.jit
 def as_sums(ring, W: gl.constexpr):
-    """The beginning of K's ring as sums ``[4, 16, W]`` float32: of all warps at once, and of each."""
+    """The beginning of shared memory as sums ``[4, 16, W]`` float32: of all warps at once, and of each."""
     LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0])
     EACH: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     return view_as(ring, gl.float32, [4, 16, W], LAYOUT), view_as(ring, gl.float32, [4, 16, W], EACH)
@@ -110,7 +121,7 @@ def as_sums(ring, W: gl.constexpr):
 
 @gluon.jit
 def as_tops(ring):
-    """The beginning of V's ring as maxima and sums of rows: of all warps at once ``[2, 4, 16]``, and of each."""
+    """The beginning of shared memory as maxima and sums of rows: of all warps at once ``[2, 4, 16]``, and of each."""
     LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     EACH: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return view_as(ring, gl.float32, [2, 4, 16], LAYOUT), view_as(ring, gl.float32, [8, 16], EACH)

@@ -16,7 +16,7 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_decode_paged
 from kvlab.attention.mha_decode import hopper_emulator
-from kvlab.attention.mha_decode.config import DecodeProblem
+from kvlab.attention.mha_decode.config import HOPPER_ROLES, DecodeProblem
 from kvlab.attention.mha_decode.hopper_config import HopperDecodeConfig, choose_hopper, shared_bytes
 from kvlab.staging import Traffic
 from kvlab.triton_support.versions import gluon_lacks
@@ -136,7 +136,7 @@ def test_joined_or_merged(case: Case | FeatureCase) -> None:
 )
 def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
     """The static check of the twins; that they are twins, test_mirror checks."""
-    assert is_found("mha_decode", "produce,consume,join", side, before, after, HOPPER)
+    assert is_found("mha_decode", HOPPER_ROLES, side, before, after, HOPPER)
 
 
 @pytest.mark.parametrize(

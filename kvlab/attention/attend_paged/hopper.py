@@ -1,0 +1,180 @@
+"""Decode over a schedule on Hopper in Gluon: the ring of TMA boxes of MHA decode, which goes on from unit to unit.
+
+The producer fills the next unit's blocks while the consumers write this one's results; ``join`` merges as it does for
+the portable walk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from kvlab.attention.features.arguments import feature_arrays, feature_numbers
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, barriers, box_descriptor, key_count, view
+from kvlab.attention.mha_decode.hopper_roles import attend_keys, normalise, other_columns
+from kvlab.attention.mha_decode.hopper_roles import produce as bring
+from kvlab.attention.mha_decode.hopper_steps import TILE_LAYOUT, results_layout, rows_of
+from kvlab.attention.tiles.strides import RowStrides, leading_strides
+from kvlab.triton_support.launching import Again
+from kvlab.triton_support.twins import compiled
+
+from .config import Walk
+from .hopper_config import ListConstants
+from .kernel import WalkSizes, item_of, team_items
+
+globals().update(compiled(gluon.jit, gl, item_of.fn, team_items.fn))
+
+
+@gluon.jit
+def find_unit(item, begin, until, lists, problem, L: gl.constexpr):
+    """What a team with the places ``begin ... until`` does of an item: the sequence, where its new tokens begin and how
+    many, its keys; the places of its key blocks; the first key and the one behind the last.
+    """
+    #: find -> batch, num_keys, start, stop, lo, hi    of an item
+    list_ptr, seq_lens_ptr, cu_seqlens_ptr = lists
+    batch, _ = item_of(list_ptr + problem.sequences, list_ptr + problem.tiles, item, L.LISTED)
+    num_keys = key_count(gl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
+    q_first = batch * 0
+    tokens = problem.tokens
+    if cu_seqlens_ptr is not None:
+        q_first = gl.load(cu_seqlens_ptr + batch).to(gl.int64)
+        tokens = (gl.load(cu_seqlens_ptr + batch + 1) - q_first).to(gl.int32)
+    start = gl.load(list_ptr + problem.starts + item) + L.OVERHEAD
+    stop = gl.load(list_ptr + problem.starts + item + 1)
+    lo = (gl.maximum(begin, start) - start) * L.BLOCK
+    hi = gl.minimum((gl.minimum(until, stop) - start) * L.BLOCK, num_keys)
+    return batch, q_first, tokens, num_keys, start, stop, lo, gl.maximum(hi, lo)
+
+
+@gluon.jit
+def produce(walked, descs, boxes, bars, tables, lists, problem, C: gl.constexpr, L: gl.constexpr):
+    """One warp brings the blocks of unit after unit."""
+    #@ producer
+    #: begin -> done    blocks
+    _, kv_head, begin, until, first_item, last_item = walked
+    table_ptr, pages = tables  #- launch
+    full, free = bars  #- launch
+    done = 0
+    for item in range(first_item, last_item):
+        #: unit -> lo, hi, done    its keys
+        batch, _, _, num_keys, _, _, lo, hi = find_unit(item, begin, until, lists, problem, L)
+        unit = batch, kv_head, 0, lo, hi, num_keys
+        bring(unit, descs, boxes, full, free, table_ptr + batch * problem.table_batch, pages, done, C)
+        done = done + gl.cdiv(hi - lo, C.BT)
+
+
+@gluon.jit
+def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.constexpr, L: gl.constexpr):
+    """Four warps do unit after unit."""
+    #@ consumer
+    #: begin -> done    blocks
+    team, kv_head, begin, until, first_item, last_item = walked
+    q_ptr, q_strides = queries  #- launch
+    o_ptr, o_strides, lse_ptr, lse_strides, part_ptr, part_lse_ptr = results  #- launch
+    OUT: gl.constexpr = results_layout(C.W)
+    D: gl.constexpr = 2 * C.W if C.PAIRS else C.W
+    done = 0
+    for item in range(first_item, last_item):
+        #: unit -> o, top, total, done    its rows against its keys
+        batch, q_first, tokens, num_keys, start, stop, lo, hi = find_unit(item, begin, until, lists, problem, L)
+        rows = q_ptr + q_first * q_strides.token, q_strides
+        unit = batch, kv_head, lo, hi, num_keys
+        o, o_odd, top, total = attend_keys(unit, tokens, smem, bars, rows, terms, done, C)
+        done = done + gl.cdiv(hi - lo, C.BT)
+        #: store    the result, or a partial one where the item is cut; one without a key is left alone
+        kv, token, head = rows_of(gl.arange(0, 16, layout=gl.SliceLayout(1, OUT)), C)
+        some, lse, l = normalise(top, total, batch, kv_head, kv, terms, C)
+        is_row = (kv < C.HEADS) & (token < tokens)
+        heads = (kv_head + kv) * C.GROUP + head
+        q_row = q_first + token
+        whole = (begin <= start) & (stop <= until)
+        ends = is_row & whole
+        cut = is_row & (whole == 0)
+        place = 2 * (team * problem.lanes + kv_head + kv) + (start > begin).to(gl.int32)
+        of_part = place.to(gl.int64) * 16 + token * C.GROUP + head
+        at = batch * lse_strides.batch + q_row * lse_strides.token + heads * lse_strides.head
+        gl.store(lse_ptr + at, lse, mask=ends)
+        gl.store(part_lse_ptr + of_part, lse, mask=cut)
+        at = o_ptr + batch * o_strides.batch + q_row * o_strides.token + heads * o_strides.head
+        parts = part_ptr + of_part * D
+        cols = gl.arange(0, C.W, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
+        cut = cut & some
+        o = gl.where(some[:, None], o * l[:, None], 0.0)
+        gl.store(at[:, None] + cols[None, :], o.to(o_ptr.dtype.element_ty), mask=ends[:, None])
+        gl.store(parts[:, None] + cols[None, :], o, mask=cut[:, None])
+        if C.PAIRS:
+            o_odd = other_columns(o_odd, smem, top, C)
+            o_odd = gl.where(some[:, None], o_odd * l[:, None], 0.0)
+            gl.store(at[:, None] + cols[None, :] + 1, o_odd.to(o_ptr.dtype.element_ty), mask=ends[:, None])
+            gl.store(parts[:, None] + cols[None, :] + 1, o_odd, mask=cut[:, None])
+
+
+@gluon.jit
+def walk(
+    dk, dv, q_ptr, table_ptr, seq_lens_ptr, cu_seqlens_ptr, list_ptr, features, o_ptr, lse_ptr, part_ptr, part_lse_ptr,
+    scale_log2, v_factor, numbers, problem, pages, q_strides, o_strides, lse_strides, C: gl.constexpr, L: gl.constexpr,
+):
+    """The query rows of HEADS KV heads of item after item, against the keys of a team's units."""
+    PANELS: gl.constexpr = C.W // PANEL
+    BOXES: gl.constexpr = C.BT // C.BOX
+    NB: gl.constexpr = C.NB
+    KEYS: gl.constexpr = C.BN // 4
+    W: gl.constexpr = C.W
+    k_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOX_LAYOUT)
+    v_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOX_LAYOUT)
+    sums = gl.allocate_shared_memory(gl.float32, [4, 16, W], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
+    tops = gl.allocate_shared_memory(gl.float32, [8, 16], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    full = barriers(NB, 1)
+    free = barriers(NB, 1)
+    fence_async_shared()  # TMA arrives at these barriers
+    k_s = view(k_box, [NB, 4, KEYS, W], TILE_LAYOUT)
+    v_s = view(v_box, [NB, 4, KEYS, W], TILE_LAYOUT)
+    groups = problem.lanes // C.HEADS
+    team = gl.program_id(0) // groups
+    kv_head = gl.program_id(0) % groups * C.HEADS
+    begin, until, first_item, last_item = team_items(
+        list_ptr, list_ptr + problem.starts, list_ptr + problem.firsts, team, L.REACH
+    )
+    walked = team, kv_head, begin, until, first_item, last_item
+    lists = list_ptr, seq_lens_ptr, cu_seqlens_ptr
+    terms = features, numbers, scale_log2, v_factor
+    results = o_ptr, o_strides, lse_ptr, lse_strides, part_ptr, part_lse_ptr
+    smem, bars = (k_s, v_s, sums, tops), (full, free)
+    queries, tables, descs, rings = (q_ptr, q_strides), (table_ptr, pages), (dk, dv), (k_box, v_box)
+    gl.warp_specialize(
+        [
+            (consume, (
+                walked, smem, bars, queries, terms, lists, problem, results, gl.constexpr(C), gl.constexpr(L)
+            )),
+            (produce, (walked, descs, rings, bars, tables, lists, problem, gl.constexpr(C), gl.constexpr(L))),
+        ],
+        [1],
+        [C.PRODUCER],
+    )
+
+
+def pointers_of(
+    one: Walk, arrays: tuple[Any, ...], results: tuple[torch.Tensor, ...], f: Features, again: Again
+) -> tuple[Any, ...]:
+    """The pointers of a launch. arrays : q, K and V as words of 16 bits, table, lengths, cu_seqlens and list."""
+    q, k, v, *others = arrays
+    boxes = one.ring.BOX, one.ring.HEADS
+    descriptors = (box_descriptor(x, boxes, BOX_LAYOUT, name, again) for name, x in (("k", k), ("v", v)))
+    return *descriptors, q, *others, feature_arrays(f), *results
+
+
+def numbers_of(
+    one: Walk, arrays: tuple[Any, ...], into: tuple[torch.Tensor, torch.Tensor], sizes: WalkSizes, f: Features,
+    scale: float, *, ragged: bool, listed: bool,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments behind the pointers: numbers, and constants and options by name."""
+    q, k, schedule = *arrays[:2], one.schedule
+    strides = (RowStrides(*leading_strides(x, ragged=ragged)) for x in (q, *into))
+    numbers = f.scales.factor_log2(scale), f.scales.v.number, feature_numbers(f), sizes, k.shape[0], *strides
+    lists = ListConstants(schedule.block, schedule.overhead, schedule.reach, listed)
+    return numbers, {"C": one.ring, "L": lists, "num_warps": 4, "maxnreg": one.ring.REGISTERS}

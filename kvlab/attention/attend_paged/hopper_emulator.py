@@ -1,0 +1,152 @@
+"""Decode over a schedule on Hopper in NumPy: the roles of each program as they meet at mbarriers, unit after unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.features.intervals import key_count
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.hopper.turns import Role, Wait, run_roles
+from kvlab.attention.mha_decode.hopper_config import ROWS
+from kvlab.attention.mha_decode.hopper_cta import CONSUMERS, PRODUCER, HopperDecodeCTA, places_of
+from kvlab.attention.mha_decode.hopper_emulator import attend_keys, normalise, other_columns, rows_of
+from kvlab.attention.mha_decode.hopper_emulator import produce as bring
+from kvlab.attention.schedule.config import list_parts
+from kvlab.attention.tiles.masked import store
+from kvlab.hardware import TmaDescriptor
+from kvlab.staging import Traffic, ceildiv
+
+from .config import AttendProblem, Walk
+from .emulator import WalkLists, WalkResults, item_of, team_items
+from .hopper_config import ListConstants, left_bytes
+
+Array = np.ndarray[Any, Any]
+Walked = tuple[int, int, int, int, int, int]
+
+
+@dataclass
+class HopperWalkLaunch:
+    """Common part of all programs: the list, where sequences lie, and the results."""
+
+    L: ListConstants
+    problem: AttendProblem
+    lanes: int
+    pages: int
+    q: Array
+    table: Array
+    lists: WalkLists
+    parts: tuple[int, int, int, int]
+    features: Features
+    results: WalkResults
+    scale_log2: np.float32
+
+
+def find_unit(item: int, begin: int, until: int, x: HopperWalkLaunch) -> tuple[int, ...]:
+    """What a team with the places ``begin ... until`` does of an item: the sequence, where its new tokens begin and how
+    many, its keys; the places of its key blocks; the first key and the one behind the last.
+    """
+    #: find -> batch, num_keys, start, stop, lo, hi    of an item
+    seq_lens, cu_seqlens, work = x.lists
+    L, problem = x.L, x.problem  #- launch
+    starts, sequences, tiles, _ = (work[at:] for at in x.parts)  #- address
+    batch, _ = item_of(sequences, tiles, np.int32(item), L.LISTED)
+    num_keys = int(key_count(seq_lens[batch], problem.max_keys))
+    q_first = batch * 0
+    tokens = problem.tokens
+    if cu_seqlens is not None:
+        q_first = cu_seqlens[batch]
+        tokens = cu_seqlens[batch + 1] - q_first
+    start = int(starts[item]) + L.OVERHEAD
+    stop = int(starts[item + 1])
+    lo = (max(begin, start) - start) * L.BLOCK
+    hi = min((min(until, stop) - start) * L.BLOCK, num_keys)
+    return int(batch), int(q_first), int(tokens), num_keys, start, stop, lo, max(hi, lo)
+
+
+def produce(cta: HopperDecodeCTA, x: HopperWalkLaunch, walked: Walked) -> Iterator[Wait]:
+    """One warp brings the blocks of unit after unit."""
+    #@ producer
+    #: begin -> done    blocks
+    C = cta.C  #- launch
+    _, kv_head, begin, until, first_item, last_item = walked
+    done = 0
+    for item in range(first_item, last_item):
+        #: unit -> lo, hi, done    its keys
+        batch, _, _, num_keys, _, _, lo, hi = find_unit(item, begin, until, x)
+        unit = batch, kv_head, 0, lo, hi, num_keys
+        yield from bring(cta, x.table[batch], x.pages, unit, done)
+        done = done + ceildiv(hi - lo, C.BT)
+
+
+def consume(cta: HopperDecodeCTA, x: HopperWalkLaunch, walked: Walked) -> Iterator[Wait]:
+    """Four warps do unit after unit."""
+    #@ consumer
+    #: begin -> done    blocks
+    C, features, scale_log2 = cta.C, x.features, x.scale_log2  #- launch
+    team, kv_head, begin, until, first_item, last_item = walked
+    out, lse_out, part, part_lse = x.results  #- launch
+    done = 0
+    for item in range(first_item, last_item):
+        #: unit -> o, top, total, done    its rows against its keys
+        batch, q_first, tokens, num_keys, start, stop, lo, hi = find_unit(item, begin, until, x)
+        rows = x.q[batch, q_first:]
+        unit = batch, kv_head, lo, hi, num_keys
+        o, o_odd, top, total = yield from attend_keys(cta, unit, tokens, rows, features, scale_log2, done)
+        done = done + ceildiv(hi - lo, C.BT)
+        #: store    the result, or a partial one where the item is cut; one without a key is left alone
+        kv, token, head = rows_of(np.arange(ROWS), C)
+        some, lse, l = normalise(top, total, batch, kv_head, kv, features, C)
+        is_row = (kv < C.HEADS) & (token < tokens)
+        heads = (kv_head + kv) * C.GROUP + head
+        q_row = q_first + token
+        whole = (begin <= start) & (stop <= until)
+        ends = is_row & whole
+        cut = is_row & (not whole)
+        place = 2 * (team * x.lanes + kv_head + kv) + int(start > begin)
+        of_part = place, token * C.GROUP + head
+        store(lse_out, (batch, q_row, heads), lse, mask=ends)
+        store(part_lse, of_part, lse, mask=cut)
+        at: tuple[Any, ...] = batch, q_row[:, None], heads[:, None]
+        parts: tuple[Any, ...] = place[:, None], of_part[1][:, None]
+        cols = np.arange(C.W) * (2 if C.PAIRS else 1)
+        cut = cut & some
+        o = np.where(some[:, None], o * l[:, None], np.float32(0))
+        store(out, (*at, cols), o, mask=ends[:, None])
+        store(part, (*parts, cols), o, mask=cut[:, None])
+        if C.PAIRS:
+            o_odd = other_columns(cta, o_odd, top)
+            o_odd = np.where(some[:, None], o_odd * l[:, None], np.float32(0))
+            store(out, (*at, cols + 1), o_odd, mask=ends[:, None])
+            store(part, (*parts, cols + 1), o_odd, mask=cut[:, None])
+        cta.traffic.move("registers->DRAM", int(ends.sum()) * (out[0, 0, 0].nbytes + lse.itemsize))
+        cta.traffic.move("registers->DRAM", int(cut.sum()) * part[0, 0].nbytes)
+
+
+def walk(
+    q_array: Array, k_cache: Array, v_cache: Array, table: Array, lists: WalkLists, results: WalkResults,
+    scale_log2: np.float32, features: Features, problem: AttendProblem, config: Walk, traffic: Traffic,
+) -> None:
+    """The query rows of HEADS KV heads of item after item, against the keys of a team's units."""
+    C, schedule, work = config.ring, config.schedule, lists.work
+    assert C is not None
+    L = ListConstants(schedule.block, schedule.overhead, schedule.reach, config.lists_items(problem))
+    caches = {name: x.view(np.int16) if C.PAIRS else x for name, x in (("k", k_cache), ("v", v_cache))}
+    boxes = {name: TmaDescriptor.of(x, (1, C.BOX, C.HEADS, 64), "128B") for name, x in caches.items()}
+    parts, lanes = list_parts(config.items(problem)), schedule.lanes(problem.kv_heads)
+    x = HopperWalkLaunch(
+        L, problem, lanes, len(k_cache), q_array, table, lists, parts, features, results, scale_log2
+    )
+    dtype = np.dtype(np.float16) if C.PAIRS else q_array.dtype
+    starts, firsts = work[parts[0] :], work[parts[3] :]
+    roles: list[Role] = []
+    for program in range(*config.grid(problem)):
+        team, kv_head = np.int32(program // (lanes // C.HEADS)), program % (lanes // C.HEADS) * C.HEADS
+        begin, until, first, last = map(int, team_items(work, starts, firsts, team, L.REACH))
+        walked = int(team), kv_head, begin, until, first, last
+        cta = HopperDecodeCTA(C, places_of(C, left_bytes(C)), dtype, boxes, traffic, traced=program == 0)
+        roles += [(PRODUCER, produce(cta, x, walked)), (CONSUMERS, consume(cta, x, walked))]
+    run_roles(roles)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from kvlab.attention.call.backends import choose_backend
 from kvlab.attention.call.checks import check_lengths_and_pages, check_pages
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.operands import STARTS, TABLE, Operand, Sizes, check_heads
@@ -13,9 +13,11 @@ from kvlab.attention.call.ragged import PrefillCall, check_offsets, longest
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu
 from kvlab.attention.mha_decode.call import check_pairs
+from kvlab.attention.mha_decode.hopper_config import SUPPORTED, hopper_declined, hopper_lacks
 from kvlab.common.arrays import add_axis
 
 from .config import ragged_problem
@@ -59,16 +61,21 @@ class AttendPaged(PlannedCall, PrefillCall):
 
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         q, k_cache, v_cache, table, _, starts = self.arrays
-        chosen, reason = choose_backend(q, self.backend)
         problem, emulated = ragged_problem(q, k_cache, v_cache, table, starts), None
-        if chosen == "emulator":
+        most = replace(problem, tokens=self.longest)
+        lacks = hopper_lacks(q, k_cache, v_cache, most, self.features) or self.lacks_ring()
+        chosen, reason, hopper = choose_with_hopper(q, self.backend, lacks, hopper_declined(problem), SUPPORTED)
+        if chosen == "emulator" and hopper:
+            emulated = "sm_90"
+        elif chosen == "emulator":
             emulated, depths = self.arch, (int(q.shape[-1]), int(v_cache.shape[-1]))
             caches = {"k_cache": k_cache, "v_cache": v_cache}
             check_emulated("mha_decode", emulated, q, caches, {"k_cache": depths})
         if problem.pairs:
             check_fp8_gpu(q)
-        config = self.walks(problem, self.longest, emulated)
-        return Explanation("attend_paged", chosen, reason, config, config.grid(problem), emulated), problem, chosen
+        config = self.walks(problem, self.longest, emulated, hopper=hopper)
+        told = Explanation("attend_paged", chosen, reason, config, config.grid(problem), emulated)
+        return told, problem, "triton" if chosen == "hopper" else chosen
 
     def listed(self) -> tuple[Any, Any]:
         return self.seq_lens, self.cu_seqlens_q

@@ -9,7 +9,6 @@ from kvlab.attention.features.intervals import UNLIMITED
 from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.mha_decode.config import DecodeConfig, DecodeProblem, choose_config, problem_of, shared_bytes
-from kvlab.attention.mha_decode.hopper_config import HopperDecodeConstants
 from kvlab.attention.schedule.config import INVARIANT_KEYS, MOST_UNITS, ScheduleConfig, ScheduleProblem
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.mirror.twin import Twin
@@ -84,8 +83,10 @@ class Walk:
 
     tiles: DecodeConfig
     schedule: ScheduleConfig
-    ring: HopperDecodeConstants | None = None
-    """Of TMA boxes, where Hopper's kernel walks the list; its programs have HEADS KV heads."""
+    ring: Any = None
+    """The :class:`~kvlab.attention.mha_decode.hopper_config.HopperDecodeConstants` of the ring of TMA boxes where
+    Hopper's kernel walks the list, in programs of HEADS KV heads.
+    """
 
     def grid(self, problem: DecodeProblem) -> tuple[int]:
         """Programs. The lengths have no part in it: a CUDA graph may be replayed."""

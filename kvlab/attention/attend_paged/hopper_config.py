@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from kvlab.attention.mha_decode.config import DecodeProblem
-from kvlab.attention.mha_decode.hopper_config import BLOCK, ROWS, HopperDecodeConstants
+from kvlab.attention.mha_decode.hopper_config import BLOCK, ROWS, HopperDecodeConstants, has_depths
 from kvlab.attention.mha_decode.hopper_config import shared_bytes as ring_bytes
 from kvlab.attention.schedule.config import ScheduleConfig
 
-CTAS_PER_PROCESSOR = 2
+from .config import WalkConfig
+
+PROGRAMS = 2
+"""Programs of one KV head that the kernel has for a processor."""
 
 
 class ListConstants(NamedTuple):
@@ -22,26 +26,43 @@ class ListConstants(NamedTuple):
     LISTED: bool
 
 
+def with_rings(config: WalkConfig, problem: DecodeProblem, longest: int, processors: int | None) -> WalkConfig:
+    """The walks of sequences of up to so many new tokens, by Hopper's kernel where it walks their lists; unless
+    ``processors`` is None, in as many programs as it has room for on these.
+    """
+    walks = []
+    for one in config.walks:
+        ring = ring_of(problem, max(1, min(longest, one.schedule.most)), one.schedule)
+        if ring is not None and processors is not None:
+            one = replace(one, schedule=replace(one.schedule, programs=PROGRAMS * processors))
+        walks.append(replace(one, ring=ring))
+    return WalkConfig(tuple(walks))
+
+
+def ring_walks(schedule: ScheduleConfig) -> bool:
+    """Tells whether Hopper's kernel walks such a list: items have 16 rows, boxes begin where key blocks do."""
+    return schedule.rows == ROWS and not schedule.unit and schedule.block % 8 == 0
+
+
 def ring_of(problem: DecodeProblem, tokens: int, schedule: ScheduleConfig) -> HopperDecodeConstants | None:
-    """The ring of programs that walk a list of sequences of up to so many new tokens; None where it cannot: its tiles
-    have 16 rows, and boxes begin where key blocks do.
+    """The ring of programs that walk a list of sequences of up to so many new tokens; None where there is none. One
+    KV head a program, so that a list has as many teams as portable ones can walk, too; 64 KB in flight.
 
     >>> problem = DecodeProblem(batch=64, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=64, max_keys=32768)
     >>> ring = ring_of(problem, 1, ScheduleConfig(264))
     >>> ring.HEADS, ring.BT, ring.BOX, ring.NB
-    (2, 32, 16, 2)
+    (1, 64, 16, 2)
     >>> ring_of(problem, 5, ScheduleConfig(264, BM=32)) is None
     True
     """
     rows = problem.group * tokens
-    if rows > ROWS or schedule.rows != ROWS or schedule.unit or schedule.block % 8:
+    if rows > ROWS or not (has_depths(problem) and ring_walks(schedule)):
         return None
-    heads = 2 if problem.kv_heads % 2 == 0 and 2 * rows <= ROWS else 1
-    bt = BLOCK // heads
     return HopperDecodeConstants(
-        HEADS=heads, GROUP=problem.group, TOKENS=tokens, W=problem.widths[0], PAGE=problem.page_size, BT=bt,
-        BOX=math.gcd(problem.page_size, bt, schedule.block), NB=2, PAIRS=problem.pairs, LONGEST_FIRST=0, PARTS=0,
+        HEADS=1, GROUP=problem.group, TOKENS=tokens, W=problem.widths[0], PAGE=problem.page_size, BT=BLOCK,
+        BOX=math.gcd(problem.page_size, BLOCK, schedule.block), NB=4 if problem.pairs else 2, PAIRS=problem.pairs,
+        LONGEST_FIRST=0, PARTS=0,
     )
 
 

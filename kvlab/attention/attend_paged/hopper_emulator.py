@@ -53,7 +53,7 @@ def find_unit(item: int, begin: int, until: int, x: HopperWalkLaunch) -> tuple[i
     seq_lens, cu_seqlens, work = x.lists
     L, problem = x.L, x.problem  #- launch
     starts, sequences, tiles, _ = (work[at:] for at in x.parts)  #- address
-    batch, _ = item_of(sequences, tiles, np.int32(item), L.LISTED)
+    batch, _ = item_of(sequences, tiles, np.array(item, np.int32), L.LISTED)
     num_keys = int(key_count(seq_lens[batch], problem.max_keys))
     q_first = batch * 0
     tokens = problem.tokens
@@ -132,7 +132,6 @@ def walk(
 ) -> None:
     """The query rows of HEADS KV heads of item after item, against the keys of a team's units."""
     C, schedule, work = config.ring, config.schedule, lists.work
-    assert C is not None
     L = ListConstants(schedule.block, schedule.overhead, schedule.reach, config.lists_items(problem))
     caches = {name: x.view(np.int16) if C.PAIRS else x for name, x in (("k", k_cache), ("v", v_cache))}
     boxes = {name: TmaDescriptor.of(x, (1, C.BOX, C.HEADS, 64), "128B") for name, x in caches.items()}
@@ -144,7 +143,7 @@ def walk(
     starts, firsts = work[parts[0] :], work[parts[3] :]
     roles: list[Role] = []
     for program in range(*config.grid(problem)):
-        team, kv_head = np.int32(program // (lanes // C.HEADS)), program % (lanes // C.HEADS) * C.HEADS
+        team, kv_head = np.array(program // (lanes // C.HEADS)), program % (lanes // C.HEADS) * C.HEADS
         begin, until, first, last = map(int, team_items(work, starts, firsts, team, L.REACH))
         walked = int(team), kv_head, begin, until, first, last
         cta = HopperDecodeCTA(C, places_of(C, left_bytes(C)), dtype, boxes, traffic, traced=program == 0)

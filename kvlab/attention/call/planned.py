@@ -53,18 +53,30 @@ class PlannedCall(Call[Any]):
             function_at(f"{HOME}.step:check_given")(self.schedule)
             same_place(**{f"plan[{i}]": one for i, one in enumerate(self.lists())}, q=self.arguments["q"])
 
-    def walks(self, problem: Any, longest: int, emulated: str | None) -> Any:
-        """The configuration of the walks over sequences of up to so many new tokens. ValueError for a plan of another
-        call.
+    def lacks_ring(self) -> str | None:
+        """Feature of a schedule that Hopper's kernel lacks, None if it walks it."""
+        if self.batch_invariant:
+            return "batch_invariant=True over a schedule"
+        cuts = [] if self.schedule is None else [one.config for one in self.schedule.walks]
+        return None if all(map(function_at(f"{HOME}.hopper_config:ring_walks"), cuts)) else "a plan of other tiles"
+
+    def walks(self, problem: Any, longest: int, emulated: str | None, *, hopper: bool) -> Any:
+        """The configuration of the walks over sequences of up to so many new tokens; ``hopper``: by its kernel where
+        it walks them. ValueError for a plan of another call.
         """
         features, target = self.features, target_of(self.arrays[0], emulated)
         machine = {"processors": target.processors, "arch": target.arch, "shared": target.shared}
         machine |= {"heavy": features.heavy, "biased": features.mask.bias is not None}
         machine |= {"batch_invariant": self.batch_invariant}
         if self.schedule is None:
-            return function_at(f"{HOME}.config:choose_walks")(problem, longest, **machine)
-        function_at(f"{HOME}.step:check_plan")(self.schedule, problem, *features.mask.by_length)
-        return function_at(f"{HOME}.step:walks_of_plan")(self.schedule, problem, longest, **machine)
+            found = function_at(f"{HOME}.config:choose_walks")(problem, longest, **machine)
+        else:
+            function_at(f"{HOME}.step:check_plan")(self.schedule, problem, *features.mask.by_length)
+            found = function_at(f"{HOME}.step:walks_of_plan")(self.schedule, problem, longest, **machine)
+        if not hopper:
+            return found
+        processors = target.processors if self.schedule is None else None
+        return function_at(f"{HOME}.hopper_config:with_rings")(found, problem, longest, processors)
 
     def check_values(self) -> None:
         """See :class:`Call`: a plan was made of the lengths of the call."""

@@ -27,14 +27,14 @@ def choose_with_hopper(
         raise ValueError(f"backend is {backend!r}: must be one of {', '.join(known)}")
     gpu = on_gpu(array)
     if backend == "hopper":
-        lacks = lacks or (_machine_lacks(array) if gpu else None)
+        lacks = lacks or (machine_lacks(array) if gpu else None)
         if lacks:
             raise ValueError(f"backend is 'hopper' with {lacks}: must be {supported}")
         return ("hopper", "asked for", True) if gpu else ("emulator", "asked for; it needs no GPU", True)
     chosen, reason = choose_backend(array, backend)
     if backend != "auto" or not gpu:
         return chosen, reason, False
-    lacks = _machine_lacks(array) or lacks or declined
+    lacks = machine_lacks(array) or lacks or declined
     if lacks:
         return chosen, f"{reason}; not the Hopper kernel: {lacks}", False
     return "hopper", "torch tensors on sm_90", True
@@ -62,8 +62,8 @@ def tma_takes(array: Any, name: str) -> bool:
     return address_of(array) % 16 == 0 and all(s > 0 and s % vector == 0 and s < 1 << 39 for s in outer)
 
 
-def _machine_lacks(array: Any) -> str | None:
-    """What keeps Hopper's kernels from running on the GPU of ``array``."""
+def machine_lacks(array: Any) -> str | None:
+    """What keeps Hopper's kernels from running on the GPU of ``array``; None if nothing does."""
     arch, _ = machine(array.device)
     if traits(arch).products != "wgmma":
         return f"a GPU of {arch}"

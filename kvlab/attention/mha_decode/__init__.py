@@ -75,8 +75,8 @@ def mha_decode_paged(
                  MHA. What features add goes by the same rules; on "sm_80" provisional
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     balanced     share the keys of all sequences equally, whatever their lengths: a work list of the step is made on the
-                 device; S of up to 16; the portable kernel of :func:`~kvlab.attention.attend_paged`; the same lengths
-                 give the same order of sums. With ``batch_invariant`` units have 2048 keys, or as many times 64 as an
+                 device; S of up to 16; the kernels of :func:`~kvlab.attention.attend_paged`; the same lengths give the
+                 same order of sums. With ``batch_invariant`` units have 2048 keys, or as many times 64 as an
                  item has rows, so that a sequence has the same bits in any batch. num_splits must
                  be left out; with leftpad_k or q_positions the list has all keys of a sequence
     plan         None, or what :func:`~kvlab.attention.plan` made of ``seq_lens`` and S: made once a step, it serves all

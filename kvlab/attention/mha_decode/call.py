@@ -84,23 +84,26 @@ class PagedDecode(PlannedCall):
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         (q, k_cache, v_cache, table, _), features = self.arrays, self.features
         problem = problem_of(q, k_cache, v_cache, table)
-        lacks = "balanced=True" if self.over_schedule else hopper_lacks(q, k_cache, v_cache, problem, features)
+        lacks = hopper_lacks(q, k_cache, v_cache, problem, features)
+        lacks = lacks or (self.lacks_ring() if self.over_schedule else None)
         chosen, reason, hopper = choose_with_hopper(q, self.backend, lacks, hopper_declined(problem), SUPPORTED)
         emulated = self.arch if chosen == "emulator" else None
         splits: dict[str, Any] = {"num_splits": self.num_splits, "batch_invariant": self.batch_invariant}
-        if hopper:
+        if hopper and not self.over_schedule:
             tiles = choose_hopper(problem, processors=target_of(q, None).processors, **splits)
             machine, sibling = ("sm_90", "hopper_emulator") if emulated else (None, "hopper")
             return Explanation("mha_decode", chosen, reason, tiles, tiles.grid(), machine), problem, sibling
-        if emulated:
+        if emulated and not hopper:
             depths = int(q.shape[-1]), int(v_cache.shape[-1])
             check_emulated("mha_decode", emulated, q, {"k_cache": k_cache, "v_cache": v_cache}, {"k_cache": depths})
         if problem.pairs:
             check_fp8_gpu(q)
         if self.over_schedule:
-            walks = self.walks(problem, problem.tokens, emulated)
-            module = {"triton": f"{HOME}.kernel", "emulator": f"{HOME}.emulator"}.get(chosen, chosen)
-            return Explanation("mha_decode", chosen, reason, walks, walks.grid(problem), emulated), problem, module
+            emulated = "sm_90" if emulated and hopper else emulated
+            walks = self.walks(problem, problem.tokens, emulated, hopper=hopper)
+            modules = {"triton": f"{HOME}.kernel", "hopper": f"{HOME}.kernel", "emulator": f"{HOME}.emulator"}
+            told = Explanation("mha_decode", chosen, reason, walks, walks.grid(problem), emulated)
+            return told, problem, modules.get(chosen, chosen)
         target = target_of(q, emulated)
         config = choose_config(
             problem, processors=target.processors, arch=target.arch, shared=target.shared, heavy=features.heavy,

@@ -70,9 +70,8 @@ def hopper_lacks(q: Any, k_cache: Any, v_cache: Any, problem: DecodeProblem, fea
     kinds = [dtype_of(x, "q") for x in (q, k_cache, v_cache)]
     if kinds[0].itemsize != 2 or kinds[1] != kinds[2] or (kinds[1] != kinds[0] and not problem.pairs):
         return f"q of dtype {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}"
-    dims = problem.head_dim, problem.v_dim
-    if dims not in (((128, 128),) if problem.pairs else ((64, 64), (128, 128))):
-        return f"head dimensions {dims[0]} and {dims[1]}"
+    if not has_depths(problem):
+        return f"head dimensions {problem.head_dim} and {problem.v_dim}"
     if problem.group * problem.tokens > ROWS:
         return f"{problem.tokens} new tokens of {problem.group} query heads a KV head"
     if lacks := decode_lacks(features):
@@ -87,6 +86,11 @@ def hopper_lacks(q: Any, k_cache: Any, v_cache: Any, problem: DecodeProblem, fea
         if not tma_takes(array, name):
             return f"the strides or the alignment of {name}"
     return None
+
+
+def has_depths(problem: DecodeProblem) -> bool:
+    """Tells whether the Hopper kernel has the problem's head dimensions."""
+    return (problem.head_dim, problem.v_dim) in (((128, 128),) if problem.pairs else ((64, 64), (128, 128)))
 
 
 def hopper_declined(problem: DecodeProblem) -> str | None:

@@ -74,7 +74,7 @@ def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr)
     k_s, v_s, left, tops_left = smem  #- launch
     full, free = bars  #- launch
     q_ptr, q_strides = queries  #- launch
-    features, numbers, scale_log2, v_factor = terms  #- launch
+    features, numbers, scale_log2, _ = terms  #- launch
     W: gl.constexpr = C.W
     KEYS: gl.constexpr = C.BN // 4
     q = load_rows(q_ptr, q_strides, batch, kv_head, tokens, 0, C)

@@ -1,0 +1,214 @@
+"""Decode over a schedule by Hopper's ring where there is no GPU. Rests on float64 references in the tolerance of
+yardsticks; on the definition of mbarriers, TMA and bar.sync (PTX ISA), by the record of hazards; on the compiler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from caught import SHARED, Caught, as_if_on, as_launched, as_tensors
+from decode_cases import Case
+from feature_cases import FP8, FeatureCase, FeatureInputs
+from hazard_mutations import ORDER, WAW, caught_as
+from prefill_cases import Case as MixedCase
+from seeded_faults import is_found
+from turns import ORDERS
+from yardsticks import assert_accurate, bits
+
+from kvlab.attention import attend_paged, explain, mha_decode_paged, plan
+from kvlab.attention.attend_paged import emulator, hopper_emulator
+from kvlab.attention.attend_paged.config import WalkConfig, choose_walks, ragged_problem
+from kvlab.attention.attend_paged.hopper_config import shared_bytes, with_rings
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.mha_decode.hopper_cta import HopperDecodeCTA
+from kvlab.attention.schedule import ScheduleConfig
+from kvlab.staging import Timeline, Traffic
+from kvlab.triton_support.versions import gluon_lacks
+
+
+def launch_form(case: Case | FeatureCase, teams: int, heads: int = 1) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(arrays, arguments) of the launch functions: Hopper's walk by so many teams, programs of ``heads`` KV heads."""
+    x = case.build()
+    problem = ragged_problem(*x.arrays[:4], None)
+    (one,) = choose_walks(problem, problem.tokens).walks
+    one = replace(one, schedule=replace(one.schedule, programs=teams * problem.kv_heads, least=5))
+    (one,) = with_rings(WalkConfig((one,)), problem, problem.tokens, None).walks
+    one = replace(one, ring=one.ring._replace(HEADS=heads, BT=64 // heads, BOX=min(one.ring.BOX, 64 // heads)))
+    features = x.resolved.features if isinstance(x, FeatureInputs) else Features()
+    return x.arrays, {"scale": x.scale, "features": features, "config": WalkConfig((one,))}
+
+
+CASES: list[tuple[Case | FeatureCase, int, int]] = [
+    (Case((200, 0, 65), heads=(32, 8), D=128), 3, 2),
+    (Case((1, 0, 15, 16, 17, 64, 65, 700), heads=(4, 2), D=128), 7, 1),
+    (Case((129, 3, 2, 1, 0), heads=(8, 8), D=64, page=48, S=4), 5, 1),
+    (Case((300, 299), heads=(9, 3), D=64, page=64, dtype="fp16"), 7, 1),
+    (Case((257, 64, 63), heads=(16, 1), D=64, page=8), 4, 1),
+    (Case((40, 1900, 0, 17), heads=(2, 2), D=64, S=7, page=64, storage="hnd"), 9, 1),
+    (FeatureCase(lens=(150, 0, 17), heads=(8, 4), D=128, kv=FP8, scales="head"), 3, 2),
+    (FeatureCase(lens=(300, 5), heads=(6, 3), D=128, S=2, page=32, kv=FP8, scales="number"), 5, 1),
+]
+
+
+@pytest.mark.parametrize("case, teams, heads", CASES, ids=str)
+def test_emulated(case: Case | FeatureCase, teams: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over poison, without a hazard; nothing follows from the order of the partitions' turns."""
+    x, traffic = case.build(), Traffic(timeline=Timeline())
+    arrays, named = launch_form(case, teams, heads)
+    out = np.full_like(x.q, np.nan)
+    found = emulator.launch(*arrays, **named, out=out, traffic=traffic)
+    assert_accurate(x, *found)
+    before = tuple(map(bits, found))
+    monkeypatch.setattr(hopper_emulator, "run_roles", ORDERS["at random"])
+    assert tuple(map(bits, emulator.launch(*arrays, **named))) == before
+
+
+def test_whole_sequences_have_the_bits_of_decode() -> None:
+    """Of one split: the walk adds nothing to the sums of a sequence that is not cut, whatever came before it."""
+    arrays, named = launch_form(Case((70, 129, 0, 200), heads=(8, 2), D=128), 1, heads=2)
+    out, lse = mha_decode_paged(*arrays, backend="hopper", num_splits=1, return_lse=True)
+    assert tuple(map(bits, emulator.launch(*arrays, **named))) == (bits(out), bits(lse))
+
+
+def test_ragged_drafts_and_the_calls_of_both_operations() -> None:
+    """None, one and four new tokens: float64; of as many each, the bits of decode, with and without a plan."""
+    x = MixedCase(((1, 300), (0, 17), (4, 90), (2, 2), (0, 0)), heads=(8, 2), D=128, form="paged").build()
+    _, arrays, options = x.arguments()
+    found = attend_paged(*arrays, **options | {"max_seqlen_q": 4, "backend": "hopper"}, return_lse=True)
+    assert_accurate(x, *found)
+    x = Case((70, 300), heads=(4, 2), D=64, S=3).build()
+    starts = np.array([0, 3, 6], np.int32)
+    decoded = mha_decode_paged(*x.arrays, balanced=True, backend="hopper")
+    rows = x.q.reshape(6, *x.q.shape[2:])
+    drafts = attend_paged(rows, *x.arrays[1:], starts, max_seqlen_q=3, backend="hopper")
+    assert bits(drafts) == bits(decoded)
+    step = plan(x.lens, 3, q_heads=4, kv_heads=2, head_dim=64, programs=264)
+    assert bits(mha_decode_paged(*x.arrays, plan=step, backend="hopper")) == bits(decoded)
+
+
+LONG = Case((130, 20, 70), heads=(8, 4), D=128)
+
+
+def sums_in_the_ring(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hopper_emulator, "left_bytes", lambda C: 0)
+
+
+def blocks_counted_anew(patch: pytest.MonkeyPatch) -> None:
+    bring = hopper_emulator.bring
+    patch.setattr(hopper_emulator, "bring", lambda cta, table, pages, unit, done: bring(cta, table, pages, unit, 0))
+
+
+def left_without_a_barrier(patch: pytest.MonkeyPatch) -> None:
+    meet = HopperDecodeCTA.meet
+    calls = []
+
+    def sometimes(cta: Any, me: Any) -> None:
+        calls.append(me)
+        if cta.leaves:
+            meet(cta, me)
+
+    def leave(cta: Any, *parts: Any) -> Any:
+        cta.leaves = False
+        return kept(cta, *parts)
+
+    kept = HopperDecodeCTA.leave
+    patch.setattr(HopperDecodeCTA, "leaves", True, raising=False)
+    patch.setattr(HopperDecodeCTA, "leave", leave)
+    patch.setattr(HopperDecodeCTA, "meet", sometimes)
+
+
+MUTANTS: dict[str, tuple[Any, Any, str]] = {
+    "sums-in-the-ring": (sums_in_the_ring, WAW, "sums write by warp"),
+    "blocks-counted-anew": (blocks_counted_anew, WAW, "k copy by warp 4 of the producer, stage 0"),
+    "left-without-a-barrier": (left_without_a_barrier, ORDER, "sums read by warp"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate, kind, words = MUTANTS[name]
+    arrays, named = launch_form(LONG, 2)
+    mutate(monkeypatch)
+    caught_as(kind, words, lambda: emulator.launch(*arrays, **named))
+
+
+@pytest.mark.parametrize("side, before, after", [
+    ("kernel", "#: unit -> lo, hi, done ", "#: unit -> lo, done "),
+    ("emulator", "    #: find -> batch, num_keys, start, stop, lo, hi ", "    #: find -> batch, num_keys, lo, hi "),
+    ("emulator", "        #: unit -> o, top, total, done ", "        #: units -> o, top, total, done "),
+])
+def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
+    assert is_found("attend_paged", "find_unit,produce,consume", side, before, after, ("hopper", "hopper_emulator"))
+
+
+@pytest.mark.parametrize("changes, options, words", [
+    ({}, {"batch_invariant": True}, "batch_invariant=True over a schedule"),
+    ({"S": 8}, {}, "8 new tokens of 4 query heads a KV head"),
+    ({}, {"window": 20}, "a mask other than the causal one"),
+    ({"D": 96}, {}, "head dimensions 96 and 96"),
+])
+def test_hopper_says_what_it_walks(changes: dict[str, Any], options: dict[str, Any], words: str) -> None:
+    x = Case((40, 3), **changes).build()
+    with pytest.raises(ValueError, match=f"backend is 'hopper' with {words}.*: must be bf16 or fp16"):
+        mha_decode_paged(*x.arrays, balanced=True, backend="hopper", **options)
+
+
+def test_a_plan_of_other_tiles_is_not_walked() -> None:
+    x = Case((40, 3)).build()
+    step = plan(x.lens, 1, q_heads=8, kv_heads=2, head_dim=64, config=ScheduleConfig(264, BM=32))
+    with pytest.raises(ValueError, match="backend is 'hopper' with a plan of other tiles"):
+        mha_decode_paged(*x.arrays, plan=step, backend="hopper")
+
+
+@pytest.mark.parametrize("options, found", [
+    ({}, ("hopper", "torch tensors on sm_90", 264)),
+    ({"softcap": 3.0}, ("triton", "not the Hopper kernel: softcap", 396)),
+    ({"batch_invariant": True}, ("triton", "not the Hopper kernel: batch_invariant=True", 396)),
+])
+def test_when_auto_takes_it(
+    options: dict[str, Any], found: tuple[str, str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rests on measured times (benchmarks/NOTES.md): two programs an SM by Hopper's kernel, three by the portable."""
+    as_if_on(monkeypatch, "sm_90")
+    x = Case((40, 3), heads=(16, 4), D=128).build()
+    told = explain(mha_decode_paged, *x.torch(), balanced=True, **options)
+    assert (told.backend, told.grid) == (found[0], (found[2],))
+    assert found[1] in told.reason
+    assert (told.config.walks[0].ring is None) == (found[0] == "triton")
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
+@pytest.mark.parametrize("case, ragged", [
+    (Case((70,) * 3, heads=(32, 8), D=128), True), (Case((70,) * 3, heads=(8, 8), D=64, S=4), False),
+    (FeatureCase((70,) * 3, heads=(32, 8), D=128, kv=FP8, scales="head"), False),
+], ids=str)
+def test_compiled(case: Case | FeatureCase, ragged: bool) -> None:
+    """No spills, two CTAs on an SM, and the instructions of decode for a block: each 16 bytes read once."""
+    import torch
+
+    from kvlab.attention.attend_paged import hopper, kernel
+
+    arrays, named = launch_form(case, 3)
+    if ragged:
+        q, starts = arrays[0], np.arange(len(arrays[0]) + 1, dtype=np.int32)
+        arrays = q.reshape(1, -1, *q.shape[2:]), *arrays[1:], starts
+    caught = Caught(hopper.walk)
+    work = torch.zeros(64, dtype=torch.int32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper, "walk", caught)
+        patch.setattr(kernel, "join", Caught(kernel.join))
+        features = as_tensors(named["features"])
+        kernel.launch(*map(as_tensors, arrays), **named | {"features": features}, works=[work])
+    made, C = as_launched(caught.fn, caught.arguments, "sm_90"), named["config"].walks[0].ring
+    count = made.instructions
+    assert (made.spills, made.stack) == (0, 0)
+    assert made.registers * made.num_warps <= 128 * 8
+    assert made.shared <= shared_bytes(C)
+    assert 2 * (shared_bytes(C) + 1024) <= SHARED["sm_90"] + 1024
+    assert count["LDSM"] == 2 * 16 * C.W // 256
+    assert count["HMMA"] == 2 * (2 if C.PAIRS else 1) * 16 * C.W // 128
+    assert count["UTMALDG"] == 2 * (C.W // 64) * (C.BT // C.BOX)

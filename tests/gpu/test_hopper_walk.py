@@ -1,0 +1,171 @@
+"""Decode over a schedule by Hopper's ring on its GPU. Rests on float64 references in the tolerance of yardsticks."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decode_cases import Case
+from feature_cases import FP8, FeatureCase
+from hopper_chip import ON_HOPPER, assert_alike, run_apart
+from prefill_cases import Case as MixedCase
+from yardsticks import assert_accurate, nothing_waits
+
+from kvlab.attention import attend_paged, explain, mha_decode_paged, plan
+
+pytestmark = ON_HOPPER
+
+
+@pytest.fixture(scope="module", autouse=True)
+def it_ends() -> None:
+    """Warps that wait for a copy that never comes would hang the suite: the first launch has a process of its own."""
+    run_apart(
+        "import torch; from kvlab.attention import mha_decode_paged; "
+        "q, k = torch.ones(3, 32, 128), torch.ones(39, 16, 8, 128); table = torch.arange(39).view(3, 13); "
+        "args = [t.cuda() for t in (q.bfloat16(), k.bfloat16(), k.bfloat16(), table.int(), "
+        "torch.tensor([200, 0, 9]).int())]; "
+        "mha_decode_paged(*args, balanced=True, backend='hopper'); torch.cuda.synchronize()"
+    )
+
+
+def random_case(seed: int) -> Case | FeatureCase:
+    """Uneven lengths, none among them, of sizes that the kernel takes."""
+    rnd = random.Random(seed)
+    S = rnd.choice([1, 1, 2, 4, 16])
+    group = rnd.choice([n for n in (1, 3, 4, 8, 16) if n * S <= 16])
+    kv_heads, longest = rnd.choice([1, 2, 3, 8]), rnd.choice([40, 3000, 20_000])
+    lens = tuple(rnd.choice([0, 1, 15, 16, 17, 63, 64, 65, rnd.randint(0, 500), rnd.randint(0, longest)])
+                 for _ in range(rnd.choice([1, 5, 12, 40])))
+    heads, page = (kv_heads * group, kv_heads), rnd.choice([16, 16, 32, 48, 64])
+    if rnd.random() < 0.3:
+        return FeatureCase(lens, heads=heads, D=128, S=S, page=page, kv=FP8, scales=rnd.choice(["head", "number"]),
+                           seed=seed)
+    return Case(lens, heads, rnd.choice([64, 128]), page, rnd.choice(["bf16", "fp16"]), S,
+                storage=rnd.choice(["apart", "halves", "hnd"]), seed=seed)
+
+
+def guarded(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """What ``new_empty`` gives from now on is NaN, with numbers before and behind it: these, by which a write beside
+    the partial results is found.
+    """
+    edges, empty = [], torch.Tensor.new_empty
+
+    def new_empty(tensor: torch.Tensor, shape: Any, **options: Any) -> torch.Tensor:
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = int(np.prod(shape))
+        whole = empty(tensor, (size + 2048,), **options)
+        whole.fill_(float("nan") if whole.is_floating_point() else 0)
+        for edge in whole[:1024], whole[-1024:]:
+            edge.fill_(7)
+            edges.append(edge)
+        return whole[1024:-1024].view(shape)
+
+    patch.setattr(torch.Tensor, "new_empty", new_empty)
+    return edges
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_decodes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over NaN, nothing beside the results and the partial ones; twice with the same bits, and with a plan."""
+    case = random_case(seed)
+    x = case.build()
+    arrays, options = x.torch("cuda"), x.torch_options("cuda") if isinstance(case, FeatureCase) else {}
+    group, kv_heads = case.heads[0] // case.heads[1], case.heads[1]
+    step = plan(arrays[4], case.S, q_heads=group * kv_heads, kv_heads=kv_heads, head_dim=case.D,
+                itemsize=arrays[1].itemsize)
+    edges = guarded(monkeypatch)
+    with nothing_waits():
+        made = [mha_decode_paged(*arrays, balanced=True, backend="hopper", return_lse=True, **options)
+                for _ in range(2)]
+        planned = mha_decode_paged(*arrays, plan=step, return_lse=True, **options)
+    monkeypatch.undo()
+    assert edges
+    assert all(bool((edge == 7).all()) for edge in edges)
+    assert_accurate(x, *(t.cpu() for t in made[0]))
+    for other in (made[1], planned):
+        assert all(map(torch.equal, made[0], other))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ragged_drafts(seed: int) -> None:
+    """None to four new tokens each; a plan gives the same bits; rows that no sequence has are left alone."""
+    rnd = random.Random(seed)
+    lens = tuple((min(keys, rnd.randint(0, 4)), keys) for keys in (rnd.choice([0, 3, 300, 9000]) for _ in range(20)))
+    x = MixedCase(lens, heads=(8, 2), D=128, form="paged", seed=seed).build()
+    _, arrays, options = x.arguments("cuda")
+    told = explain(attend_paged, *arrays, **options | {"max_seqlen_q": 4})
+    assert told.backend == "hopper"
+    made = attend_paged(*arrays, **options | {"max_seqlen_q": 4}, return_lse=True)
+    assert_accurate(x, *(t.cpu() for t in made))
+    step = plan(arrays[4], (arrays[5], int(arrays[0].shape[0])), q_heads=8, kv_heads=2)
+    planned = attend_paged(*arrays, **options | {"max_seqlen_q": 4, "plan": step}, return_lse=True)
+    assert_accurate(x, *(t.cpu() for t in planned))
+
+
+@pytest.mark.parametrize("case", [Case((700, 0, 65, 1), heads=(8, 2), D=128), Case((90, 17), heads=(3, 3), S=4),
+                                  FeatureCase((300, 0), heads=(8, 2), D=128, kv=FP8, scales="head")], ids=str)
+def test_the_emulator_gives_what_the_chip_gives(case: Case | FeatureCase) -> None:
+    """Both round P and the output to 16 bits; a tie may fall on either side."""
+    x = case.build()
+    options, on_chip = (x.options, x.torch_options("cuda")) if isinstance(case, FeatureCase) else ({}, {})
+    asked = {"balanced": True, "backend": "hopper", "return_lse": True}
+    ours = mha_decode_paged(*x.arrays, **asked, **options)
+    out, lse = (t.cpu().float().numpy() for t in mha_decode_paged(*x.torch("cuda"), **asked, **on_chip))
+    assert_alike(ours, (out, lse))
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_captured_graph_is_replayed_with_other_lengths(planned: bool) -> None:
+    """The lengths are written after the capture; the same lengths give the same bits."""
+    x = Case((900, 4000, 70, 2500, 16), heads=(32, 8), D=128).build()
+    q, k, v, table, lens = x.torch("cuda")
+    out = torch.empty_like(q)
+
+    def step() -> Any:
+        made = plan(lens, q_heads=32, kv_heads=8) if planned else None
+        for _ in range(2):
+            found = mha_decode_paged(q, k, v, table, lens, balanced=not planned, plan=made, out=out, return_lse=True)
+        return found
+
+    assert explain(mha_decode_paged, q, k, v, table, lens, balanced=True).backend == "hopper"
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _, lse = step()
+    for new in ((0, 0, 0, 0, 0), (900, 1, 70, 0, 16), (1, 4000, 0, 2500, 3), (900, 4000, 70, 2500, 16)):
+        lens.copy_(torch.tensor(new, dtype=lens.dtype))
+        seen = []
+        for _ in range(2):
+            out.fill_(float("nan"))
+            lse.fill_(float("nan"))
+            graph.replay()
+            seen.append(out.clone())
+        assert torch.equal(*seen)
+        assert_accurate(x.with_(lens=np.array(new, np.int32)), out.cpu(), lse.cpu())
+
+
+def test_two_streams_at_once() -> None:
+    cases = [Case((900, 4000, 70), heads=(8, 2), D=128, seed=i).build() for i in range(2)]
+    streams, on_gpu = [torch.cuda.Stream() for _ in cases], [x.torch("cuda") for x in cases]
+    torch.cuda.synchronize()
+    made: list[Any] = [None, None]
+    for _ in range(20):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                made[i] = mha_decode_paged(*on_gpu[i], balanced=True, backend="hopper", return_lse=True)
+    torch.cuda.synchronize()
+    for x, found in zip(cases, made, strict=True):
+        assert_accurate(x, *(t.cpu() for t in found))
+
+
+@pytest.mark.parametrize("batch", [1, 1024, 4096])
+def test_batches_of_many_sizes(batch: int) -> None:
+    """One long sequence among short and empty ones."""
+    lens = np.random.default_rng(batch).integers(0, 60, batch)
+    lens[0], lens[1::3] = 30_000, 0
+    x = Case(tuple(lens.tolist()), heads=(2, 1), D=64).build()
+    out, lse = mha_decode_paged(*x.torch("cuda"), balanced=True, backend="hopper", return_lse=True)
+    assert_accurate(x, out.cpu(), lse.cpu())

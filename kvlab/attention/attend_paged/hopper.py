@@ -32,8 +32,8 @@ globals().update(compiled(gluon.jit, gl, item_of.fn, team_items.fn))
 
 @gluon.jit
 def find_unit(item, begin, until, lists, problem, L: gl.constexpr):
-    """What a team with the places ``begin ... until`` does of an item: the sequence, where its new tokens begin and how
-    many, its keys; the places of its key blocks; the first key and the one behind the last.
+    """A unit of a team with the places ``begin ... until``: the sequence, where its new tokens begin and how many, its
+    keys; the places of the item's key blocks; the unit's first key and the one behind the last.
     """
     #: find -> batch, num_keys, start, stop, lo, hi    of an item
     list_ptr, seq_lens_ptr, cu_seqlens_ptr = lists

@@ -18,7 +18,7 @@ PROGRAMS = 2
 
 
 class ListConstants(NamedTuple):
-    """What the walk of a list is compiled for besides the ring, as ``WalkConstants``."""
+    """Constants of the walk of a list besides the ring's, as of ``WalkConstants``."""
 
     BLOCK: int
     OVERHEAD: int

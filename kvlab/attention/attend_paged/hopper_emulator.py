@@ -46,8 +46,8 @@ class HopperWalkLaunch:
 
 
 def find_unit(item: int, begin: int, until: int, x: HopperWalkLaunch) -> tuple[int, ...]:
-    """What a team with the places ``begin ... until`` does of an item: the sequence, where its new tokens begin and how
-    many, its keys; the places of its key blocks; the first key and the one behind the last.
+    """A unit of a team with the places ``begin ... until``: the sequence, where its new tokens begin and how many, its
+    keys; the places of the item's key blocks; the unit's first key and the one behind the last.
     """
     #: find -> batch, num_keys, start, stop, lo, hi    of an item
     seq_lens, cu_seqlens, work = x.lists

@@ -63,7 +63,7 @@ def tma_takes(array: Any, name: str) -> bool:
 
 
 def machine_lacks(array: Any) -> str | None:
-    """What keeps Hopper's kernels from running on the GPU of ``array``; None if nothing does."""
+    """Reason why Hopper's kernels do not run on the GPU of ``array``; None if they do."""
     arch, _ = machine(array.device)
     if traits(arch).products != "wgmma":
         return f"a GPU of {arch}"

@@ -80,9 +80,9 @@ class HopperDecodeCTA(PartitionedCTA):
         return butterfly(np.add, in_turn(np.add, lanes))
 
     def leave(self, o: Fragments, *of_rows: Array) -> None:
-        """Leaves each warp's results, for the others, where nobody reads any more, in the rings or behind them: o, 16
-        bytes of row r at ``16 (r % 8)`` exclusive or their place in a row, and ``of_rows``, a number a row each, in V's
-        ring or behind all o.
+        """Leaves each warp's results, for the others, where nobody reads any more: o in K's ring, 16 bytes of row r at
+        ``16 (r % 8)`` exclusive or their place in a row, and ``of_rows``, a number a row each, in V's; or all behind
+        the rings.
         """
         address, tops = self._sums_and_tops(len(of_rows))
         self._write("sums", address, 16, np.arange(4)[:, None, None])

@@ -141,7 +141,7 @@ def test_the_public_call(backend: str) -> None:
 @pytest.mark.parametrize("options, words", [
     ({"balanced": 1}, "balanced is 1: must be True or False"),
     ({"balanced": True, "num_splits": 2}, "num_splits with balanced=True"),
-    ({"balanced": True, "backend": "hopper"}, "balanced=True"),
+    ({"balanced": True, "backend": "hopper"}, "backend is 'hopper' with 5 new tokens of 4 query heads"),
     ({}, "q has 5 new tokens a sequence: must be 1 to 4"),
 ])
 def test_bad_calls(options: dict[str, Any], words: str) -> None:
@@ -205,6 +205,7 @@ def test_the_twins_mirror_each_other() -> None:
     assert steps == {
         "walk": ["team", "item", "setup", *inner, "normalise", "store"],
         "join": ["setup", "total", "weights", "add", "combine", "store"],
+        "hopper": ["find", "begin", "unit", "begin", "unit", "store"],
     }
 
 

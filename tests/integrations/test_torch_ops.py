@@ -338,3 +338,22 @@ def test_an_eager_call_takes_at_most_ten_microseconds_more() -> None:
             assert not is_traced(x)
         best = min(best, (time.perf_counter() - start) / 1000)
     assert best < 10e-6
+
+
+def test_a_cache_within_its_storage_breaks_the_graph_of_an_older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11's inductor writes it elsewhere; what a graph must not have is called outside of it, or refused."""
+    monkeypatch.setattr(torch_ops, "MISPLACES", True)
+    torch._dynamo.reset()
+    caches, kept = (torch.zeros(2, 4, 16, 2, 64) for _ in range(2))
+    new, slots = torch.randn(3, 2, 64), torch.tensor([5, 17, 40])
+
+    def layer(k: Any, kc: Any, vc: Any) -> Any:
+        attention.kv_store_paged(k, 2 * k, kc, vc, slots, backend="emulator")
+        return k + 1
+
+    with pytest.raises(Exception, match=r"v_cache of kvlab.attention.kv_store_paged in a graph of torch before 2.13"):
+        torch.compile(layer, fullgraph=True, backend="aot_eager")(new, *caches)
+    assert not caches.any()
+    found = torch.compile(layer, backend="aot_eager")(new, *caches)
+    assert torch.equal(found, layer(new, *kept))
+    assert torch.equal(caches, kept)

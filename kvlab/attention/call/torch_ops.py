@@ -33,6 +33,12 @@ REFUSAL = (
     "masks of kvlab.attention.masks, a Rope or a collection over tensors; a mask of one's own, plan, traffic and "
     "NumPy arrays are for calls outside of it, as with fullgraph=False"
 )
+MISPLACES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""Tells whether inductor may write what does not begin its storage to another place, as that of torch 2.11 does."""
+MISPLACED = (
+    "{} of kvlab.attention.{} in a graph of torch before 2.13: must begin its storage, as not kv[1] does, or the call "
+    "be outside of the graph, as with fullgraph=False"
+)
 WORDS = {
     "int": "SymInt", "float": "float", "bool": "bool", "str": "str", "Backend": "str", "PortableBackend": "str",
     "Arch": "str", "KVLayout": "str", "Arithmetic": "str",
@@ -300,7 +306,14 @@ class Operator:
 
         name = f"kvlab::{self.name}{overload}"
         made = torch.library.custom_op(name, by_name(run), mutates_args=written, schema=schema)
-        made.register_fake(by_name(fake))
+
+        def in_place(values: Values) -> Any:
+            beside = [name for name in written if MISPLACES and name in values and values[name].storage_offset()]
+            if beside:
+                raise NotImplementedError(MISPLACED.format(", ".join(beside), self.name))
+            return fake(values)
+
+        made.register_fake(by_name(in_place))
         return getattr(getattr(torch.ops.kvlab, self.name), overload[1:] or "default")
 
     def restored(self, values: Values) -> Values:

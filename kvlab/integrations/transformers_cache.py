@@ -19,9 +19,10 @@ from kvlab.attention import (
     mha_decode_paged,
     mha_prefill_paged,
     mla_decode_paged,
-    mla_prefill_paged,
+    mla_prefill_ragged,
     mla_store_paged,
 )
+from kvlab.attention.call.latent_rows import BLOCK, latent_windows, row_scales, scaled_width
 from kvlab.cache import OutOfPages, PageCopy, PagedKVCacheCollection, PagePool, copy_pages
 from kvlab.common.checks import count, require
 from kvlab.memory import POISON
@@ -178,29 +179,36 @@ class Pages:
     pool: PagePool
     dtype: torch.dtype | None
     layers: dict[int, PagedKVCacheCollection] = field(default_factory=dict)
+    widths: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Columns of K and of V, or of latents and of rope."""
 
     def hold(self, index: int, keys: torch.Tensor, values: torch.Tensor, latent: bool) -> None:
         """Make the pages of a layer when its first states ``[B, H, S, D]`` arrive; ValueError for others than those."""
-        heads, width = keys.shape[1], keys.shape[3] + (values.shape[3] if latent else 0)
-        alike = latent or keys.shape == values.shape
-        require(alike, f"value_states has shape {tuple(values.shape)}", f"{tuple(keys.shape)}, that of key_states")
+        heads, widths = keys.shape[1], (keys.shape[3], values.shape[3])
+        alike = latent or keys.shape[:3] == values.shape[:3]
+        require(alike, f"value_states has shape {tuple(values.shape)}", f"{(*keys.shape[:3], 'any')}, as key_states is")
         dtype, fp8 = keys.dtype if self.dtype is None else self.dtype, self.dtype == torch.float8_e4m3fn
-        require(not (fp8 and latent), f"dtype is {dtype} for latent rows", "of 16 or 32 bits")
         fits = dtype == keys.dtype or (fp8 and keys.dtype in (torch.bfloat16, torch.float16))
         require(fits, f"dtype is {dtype} for states of {keys.dtype}", "None, or torch.float8_e4m3fn for 16 bits")
+        width = sum(widths) if latent else max(widths)
+        if latent and fp8:
+            whole = widths[0] % BLOCK == 0
+            require(whole, f"dtype is {dtype} for {widths[0]} latent columns", f"None, or for a multiple of {BLOCK}")
+            width = scaled_width(*widths) or 0
         if index not in self.layers:
             shape = (self.pool.num_pages, 1 if latent else 2, 1, self.pool.page_size, heads, width)
-            scales = _poisoned((*shape[:-1], 1), torch.float32, keys.device) if fp8 else None
+            scales = _poisoned((*shape[:-1], 1), torch.float32, keys.device) if fp8 and not latent else None
             none = torch.zeros(1, 1, dtype=torch.int32, device=keys.device)
             self.layers[index] = PagedKVCacheCollection(
                 _poisoned(shape, dtype, keys.device), none[0], none, 1, 1, scales=scales,
                 quantization_granularity=width,
             )
-        made = self.layers[index].blocks
+            self.widths[index] = widths
+        made, own = self.layers[index].blocks, self.widths[index]
         require(
-            tuple(made.shape[4:]) == (heads, width) and made.device == keys.device,
-            f"layer {index} has states of {heads} heads x {width} on {keys.device}",
-            f"{made.shape[4]} x {made.shape[5]} on {made.device}, as those in its pages",
+            made.shape[4] == heads and own == widths and made.device == keys.device,
+            f"layer {index} has states of {heads} heads x {widths[0]} and {widths[1]} on {keys.device}",
+            f"{made.shape[4]} x {own[0]} and {own[1]} on {made.device}, as those in its pages",
         )
 
     def copy(self, copies: Iterable[PageCopy]) -> None:
@@ -238,7 +246,8 @@ class KVLabCache(Cache):
     config : the model's; its layers are those of full or sliding attention. Sliding layers keep all tokens.
     num_pages, page_size : of the pool. :class:`~kvlab.cache.OutOfPages` where it is too small; nothing changed then.
     dtype : of the pages: None is that of the states; torch.float8_e4m3fn (beside 16-bit states) with a float32 scale
-        for each token and head, computed as they are stored.
+        for each token and head, computed as they are stored; of latent rows the latents alone, with a scale for each
+        128 of them, beside a bfloat16 rope part (656 bytes for 512 + 64).
     max_length : longest sequence, which fixes the columns of the page table, as captured graphs need; None for any.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -397,7 +406,9 @@ class KVLabCache(Cache):
         return bool(self.sequences)
 
     def collection(self, layer: int) -> PagedKVCacheCollection:
-        """The pages of a layer as a collection of one layer, with the table and the lengths of the rows."""
+        """The pages of a layer as a collection of one layer, with the table and the lengths of the rows; where K and V
+        differ in width, the narrower has columns that nobody writes.
+        """
         made, pool = self.pages.layers[layer], self.pages.pool
         held = [self._sequence(row) for row in range(len(self.sequences))]
         lengths = pool.lengths(held)
@@ -530,17 +541,21 @@ class KVLabCache(Cache):
 
     def _store(self, pending: Pending, step: CacheStep, backend: Any) -> None:
         k, v = step.rows(pending.keys), step.rows(pending.values)
-        blocks, scales = self._pages_of(pending)
+        pages, scales = self._pages_of(pending)
         if pending.latent:
-            mla_store_paged(k[:, 0], v[:, 0], blocks[:, 0, 0], step.slots, backend=backend)
+            mla_store_paged(k[:, 0], v[:, 0], pages[0], step.slots, backend=backend)
         else:
-            kv_store_paged(k, v, blocks[:, 0, 0], blocks[:, 1, 0], step.slots, backend=backend, **scales)
+            kv_store_paged(k, v, pages[0], pages[1], step.slots, backend=backend, **scales)
 
-    def _pages_of(self, pending: Pending) -> tuple[torch.Tensor, dict[str, Any]]:
-        made = self.pages.layers[pending.layer]
+    def _pages_of(self, pending: Pending) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+        """The pages of K and of V, or those of latent rows, and the scales of e4m3 beside them."""
+        made, widths = self.pages.layers[pending.layer], self.pages.widths[pending.layer]
+        if pending.latent:
+            return (made.blocks[:, 0, 0, :, 0],), {}
+        pages = tuple(made.blocks[:, i, 0, ..., :width] for i, width in enumerate(widths))
         if made.scales is None:
-            return made.blocks, {}
-        return made.blocks, {"k_scale": made.scales[:, 0, 0, ..., 0], "v_scale": made.scales[:, 1, 0, ..., 0]}
+            return pages, {}
+        return pages, {"k_scale": made.scales[:, 0, 0, ..., 0], "v_scale": made.scales[:, 1, 0, ..., 0]}
 
     def attend(
         self, pending: Pending, step: CacheStep, query: torch.Tensor, options: dict[str, Any], *, causal: bool
@@ -548,8 +563,8 @@ class KVLabCache(Cache):
         """``[B, S, Hq, D]``: the attention of queries ``[B, Hq, S, D]`` to all keys of their rows.
 
         ``pending`` is stored, by ``step``. Queries of padding get 0. ``options`` are those of ``mha_decode_paged``."""
-        blocks, scales = self._pages_of(pending)
-        k, v, options = blocks[:, 0, 0], blocks[:, 1, 0], {**options, **scales}
+        (k, v), scales = self._pages_of(pending)
+        options = {**options, **scales}
         if step.decodes(DECODE_TOKENS) and causal:
             return mha_decode_paged(query.transpose(1, 2), k, v, step.table, step.lengths, **options)
         options |= {"causal": causal, "max_seqlen_q": step.longest}
@@ -562,7 +577,7 @@ class KVLabCache(Cache):
         """The same over latent rows: absorbed where few tokens are new, otherwise with K and V of each head, which
         ``module.expand_kv`` makes of the latent rows of all keys."""
         rank, rope = pending.keys.shape[3], pending.values.shape[3]
-        pages, nope = self._pages_of(pending)[0][:, 0, 0, :, 0], query.shape[3] - rope
+        (pages,), nope = self._pages_of(pending)[0], query.shape[3] - rope
         plain = type(module.kv_b_proj) is torch.nn.Linear and module.kv_b_proj.bias is None
         if plain and step.decodes(ABSORBED_TOKENS):
             weight = module.kv_b_proj.weight.unflatten(0, (query.shape[1], -1))
@@ -571,12 +586,16 @@ class KVLabCache(Cache):
             latent = mla_decode_paged(q, pages, step.table, step.lengths, v_dim=rank, **options)
             return torch.einsum("bshl,hdl->bshd", latent, weight[:, nope:])
         keys, starts = self._all_keys()
-        latents = pages.reshape(-1, rank + rope)[torch.as_tensor(keys).to(pages.device)][None, None]
-        k, v = module.expand_kv(latents[..., :rank], latents[..., rank:])
+        at = torch.as_tensor(keys).to(pages.device)
+        latents, ropes = (x.flatten(0, 1)[at].to(query.dtype) for x in latent_windows(pages, rank, rope))
+        scales = row_scales(pages, rank, rope)
+        if scales is not None:
+            by = scales.flatten(0, 1)[at].repeat_interleave(BLOCK, 1)
+            latents = (latents.float() * by).to(query.dtype)
+        k, v = module.expand_kv(latents[None, None], ropes[None, None])
         k, v = k[0].transpose(0, 1)[..., :nope], v[0].transpose(0, 1)
         key_starts = torch.as_tensor(starts.astype(np.int32)).to(pages.device)
-        out = mla_prefill_paged(
-            step.rows(query), k, v, pages, step.table, step.lengths, step.starts, key_starts, latent_dim=rank,
-            max_seqlen_q=step.longest, **options,
+        out = mla_prefill_ragged(
+            step.rows(query), k, v, ropes, step.starts, key_starts, max_seqlen_q=step.longest, **options
         )
         return step.padded(out, len(query))

@@ -14,6 +14,7 @@ import torch
 import transformers as hf
 from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
+from kvlab.attention.call.latent_rows import latent_windows, row_scales
 from kvlab.cache import OutOfPages
 from kvlab.integrations.transformers import CACHE_ARGUMENT, KVLabCache, attention, mask_of, register
 
@@ -163,6 +164,49 @@ def test_fp8_pages_have_a_scale_for_each_token_and_head(llama: Any) -> None:
         wide, narrow = (getattr(cache.collection(0), view)(0).numpy() for cache in caches)
         k, stored, scale = (a.astype(float)[:2].reshape(8, 2, -1) for a in (wide.blocks, narrow.blocks, narrow.scales))
         assert (abs(stored * scale - k) <= abs(k) / 16 + scale * 2.0**-10).all()
+
+
+def test_fp8_latents_have_a_scale_for_128_of_them() -> None:
+    """Rests on e4m3's step, as above; the rope part is as it came. Prefill, with a past and without, then decode."""
+    model = made("deepseek", kv_lora_rank=512).bfloat16()
+    first, seen = model.model.layers[0].self_attn, []
+    if not hasattr(first, "expand_kv"):
+        pytest.skip(f"transformers {hf.__version__} caches K and V of each head")
+    first.q_proj.weight *= 0.25  # weights of keys are far from 0 and 1
+    first.o_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))
+    caches = [paged(model, dtype=dtype, page_size=32) for dtype in (None, torch.float8_e4m3fn)]
+    ids = IDS.repeat(1, 4)
+    for part in (ids[1:2, :18], ids[1:2, 18:], IDS[1:2, :2]):
+        exact, got = (seen.pop(0) for cache in caches if model(part, **given(cache)))
+        assert 0 < (got - exact).abs().max() < 0.05 * exact.abs().max()
+    wide, narrow = (cache.pages.layers[0].blocks[:2, 0, 0, :, 0] for cache in caches)
+    assert narrow.shape == (2, 32, 512 + 16 + 32)
+    latents, rope = latent_windows(narrow, 512, 16)
+    stored = latents.double().view(64, 4, 128) * row_scales(narrow, 512, 16).double().view(64, 4, 1)
+    k, there = wide[..., :512].double().view(64, 4, 128), wide[..., 0].isfinite().flatten()
+    most = k.abs().amax(-1, keepdim=True) / 448 * 2.0**-10
+    assert ((stored - k).abs() <= k.abs() / 16 + most)[there].all()
+    assert torch.equal(rope.view(torch.int16)[there.view(2, 32)], wide[..., 512:].view(torch.int16)[there.view(2, 32)])
+    model = made("deepseek").bfloat16()
+    cache = paged(model, dtype=torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"dtype is torch.float8_e4m3fn for 32 latent columns: must be None, or for a"):
+        model(IDS, **given(cache))
+
+
+@pytest.mark.parametrize("widths", [(32, 16), (16, 48)])
+def test_keys_and_values_differ_in_width(llama: Any, widths: tuple[int, int]) -> None:
+    """Rests on softmax in torch: prefill, then a step."""
+    draw, cache = torch.Generator().manual_seed(4), paged(llama)
+    q, k = torch.randn(2, 1, 4, 7, widths[0], generator=draw)
+    k, v = k[:, :2], torch.randn(1, 2, 7, widths[1], generator=draw)
+    scores = q @ k.repeat_interleave(2, 1).transpose(2, 3) * 0.2
+    exact = scores.masked_fill(~torch.ones(7, 7).tril().bool(), -torch.inf).softmax(-1) @ v.repeat_interleave(2, 1)
+    for first, end in ((0, 6), (6, 7)):
+        states = cache.update(k[:, :, first:end].clone(), v[:, :, first:end].clone(), 0)
+        out, _ = attention(torch.nn.Module(), q[:, :, first:end], *states, None, scaling=0.2, backend="emulator")
+        assert torch.allclose(out, exact[:, :, first:end].transpose(1, 2), atol=1e-5)
+    with pytest.raises(ValueError, match=f"has states of 2 heads x 8 and 8 on cpu: must be 2 x {widths[0]} and"):
+        cache.update(k[..., :8], v[..., :8], 0)
 
 
 def test_rows_of_any_lengths_step_by_hand(llama: Any) -> None:

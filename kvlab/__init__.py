@@ -28,6 +28,7 @@ _ROOMS = (
     "staging",
     "triton_support",
     "viz",
+    "xray",
 )
 
 __all__ = ["__version__"]

@@ -1,0 +1,138 @@
+"""The way to an X-ray: types from a signature or from arguments, the compilation, the parts joined."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
+from kvlab.xray.accesses import accesses, argument_values
+from kvlab.xray.edges import allocations, edges
+from kvlab.xray.llir import IrFunction, LaneValues, functions
+from kvlab.xray.resources import Resources
+from kvlab.xray.result import XRay
+from kvlab.xray.ttgir import offsets, read
+
+DIVISIBLE, ODD = 4096, 4099  #: what an integer argument is taken for that is a multiple of 16, or may be none
+
+
+def xray(
+    kernel: Any, signature_or_args: Mapping[str, Any] | Sequence[Any] | None = None, target: str = "sm_90", *,
+    num_warps: int = 4, num_stages: int = 3, **options: Any,
+) -> XRay:
+    """X-ray of a kernel: what the compilers make of it, and what is slow in it; without a GPU and without a driver.
+
+    kernel              a ``@triton.jit`` or ``@gluon.jit`` function, autotuned or with heuristics or not, or what
+                        :func:`~kvlab.triton_support.compile.compile_kernel` returns
+    signature_or_args   a value for each parameter, by name or in order: a type (``"*fp16"``, ``"i32"``, ``":16"``
+                        behind it for a multiple of 16), or an example: an array, a tensor, a number, the value of a
+                        constexpr. Pointers count as multiples of 16 bytes unless ``":1"`` is behind the type.
+    target              sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, gfx942, gfx950
+    num_warps, num_stages, options   as at a launch
+
+    Addresses are followed for the first program and the first trip of each loop. An integer whose value is not given
+    is taken for 4096, or 4099 where it may be no multiple of 16: ``XRay.assumed`` says so. What a kernel loads and then
+    uses as an address counts as 0. ValueError for a target or a parameter that there is none of; what the compiler
+    says of the kernel passes.
+
+    >>> from kvlab.triton_support.stage_kernels import stage
+    >>> types = {"q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "o_ptr": "*fp32", "tiles": "i32"}
+    >>> found = xray(stage, {**types, "BM": 64, "BN": 32, "D": 64}, "sm_80")
+    >>> [edge.ideal == edge.wavefronts > 0 for edge in found.edges if edge.operation == "ttg.local_load"]
+    [True, True, True]
+    """
+    start = time.perf_counter()
+    given: dict[str, int] = {}
+    if isinstance(kernel, Compiled):
+        made, fn = kernel, None
+    else:
+        if target not in TARGETS:
+            raise ValueError(f"target is {target!r}: must be one of {', '.join(TARGETS)}")
+        fn = kernel
+        while not hasattr(fn, "arg_names") or not hasattr(fn, "params"):
+            if not hasattr(fn, "fn"):
+                raise ValueError(f"kernel is {kernel!r}: must be a @triton.jit or @gluon.jit function, or a Compiled")
+            fn = fn.fn
+        wanted, given = _wanted(fn, signature_or_args)
+        made = compile_kernel(fn, target=target, num_warps=num_warps, num_stages=num_stages, **wanted, **options)
+    compiled = time.perf_counter()
+    module = read(offsets(made))
+    function = functions(made.asm["llir"])[0]
+    values, assumed = _values(function, fn, made, given)
+    lanes = LaneValues(function, values, module.warps * module.warp_size, module.warp_size)
+    found = accesses(function, lanes, made.target)
+    pieces = allocations(module, made.shared)
+    ways = edges(module, found, pieces, made.target)
+    held = {id(access) for edge in ways for access in edge.accesses}
+    spills = made.spills if made.stack else 0
+    resources = Resources(made.target, made.registers, spills, made.stack, made.shared, module.warps)
+    result = XRay(
+        made.name, made.target, made, module, function, resources, tuple(ways), tuple(pieces),
+        tuple(access for access in found if id(access) not in held), assumed, (0.0, 0.0), _source(fn),
+    )
+    _ = result.findings, result.histogram
+    object.__setattr__(result, "seconds", (compiled - start, time.perf_counter() - compiled))
+    return result
+
+
+def _wanted(fn: Any, given: Mapping[str, Any] | Sequence[Any] | None) -> tuple[dict[str, Any], dict[str, int]]:
+    """Arguments of the compilation, and the numbers among the values."""
+    names = list(fn.arg_names)
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        given = dict(zip(names, given, strict=False))
+    values = dict(given)
+    for parameter in fn.params:
+        if parameter.name not in values and parameter.has_default:
+            values[parameter.name] = parameter.default
+    missing, stray = [n for n in names if n not in values], [n for n in values if n not in names]
+    if missing or stray:
+        raise ValueError(
+            f"signature_or_args is {dict(given)!r}: must have {names}; missing: {missing}, unknown: {stray}"
+        )
+    constexprs = {p.name for p in fn.params if p.is_constexpr}
+    kinds = {name: value for name, value in values.items() if isinstance(value, str) and name not in constexprs}
+    examples = {name: value for name, value in values.items() if name not in kinds}
+    wanted = signature_of(fn, **examples)
+    for name, kind in kinds.items():
+        base, _, multiple = kind.partition(":") if not kind.startswith("tensordesc") else (kind, "", "")
+        wanted["signature"][name] = base
+        if multiple == "16" or (base.startswith("*") and multiple != "1"):
+            wanted["divisible"].append(name)
+    numbers = {name: value for name, value in examples.items() if type(value) is int and name not in constexprs}
+    return wanted, numbers
+
+
+def _values(
+    function: IrFunction, fn: Any, made: Compiled, given: Mapping[str, int]
+) -> tuple[list[int], dict[str, int]]:
+    """A value for each argument of the compiled function, and those that were assumed, by name."""
+    import re
+
+    head = re.search(r"tt\.func public @[\w.$-]+\((.*?)\) attributes", made.asm["ttgir"])
+    texts = re.findall(r"%([\w.$-]+): ([^%]*)", head[1]) if head else []
+    values, assumed = {}, {}
+    for place, (name, kind) in enumerate(texts[: len(function.arguments)]):
+        if kind.startswith(("!tt.ptr", "!tt.tensordesc")):
+            aligned = "divisibility" in kind
+            values[place] = ((place + 1) << 40) + (0 if aligned or not kind.startswith("!tt.ptr") else 4)
+        elif name in given:
+            values[place] = int(given[name])
+        elif re.match(r"i\d+", kind):
+            values[place] = DIVISIBLE if "divisibility = 16" in kind else 1 if kind.startswith("i1 ") else ODD
+            assumed[name] = values[place]
+    return argument_values(function, values), assumed
+
+
+def _source(fn: Any) -> dict[int, str]:
+    """The lines of the kernel's file, by number; none where there is no source."""
+    if fn is None:
+        return {}
+    try:
+        lines, first = inspect.getsourcelines(fn.fn)
+    except (OSError, TypeError):
+        return {}
+    return dict(enumerate((line.rstrip("\n") for line in lines), first))

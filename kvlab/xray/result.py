@@ -1,0 +1,120 @@
+"""X-ray of a kernel: what the compilers made of it, without a GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvlab.common.drawn import Shown
+from kvlab.layout.encodings import Encoding
+from kvlab.triton_support.compile import Compiled
+from kvlab.xray import findings as rules
+from kvlab.xray.edges import Allocation, Edge
+from kvlab.xray.findings import Finding
+from kvlab.xray.histogram import histogram
+from kvlab.xray.llir import IrFunction
+from kvlab.xray.resources import Resources
+from kvlab.xray.ttgir import IrModule
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class XRay(Shown):
+    """Result of :func:`kvlab.xray.xray`. ``print`` tells it in words; a notebook shows it as a page.
+
+    name, target   the kernel and what it was compiled for
+    compiled       every stage's text: :class:`~kvlab.triton_support.compile.Compiled`
+    resources      registers, spills, shared memory, occupancy and its limiter
+    edges          a tensor's ways through shared and to global memory, with wavefronts and sectors
+    allocations    pieces of shared memory: offset, size, lifetime, layout
+    unplaced       accesses that belong to no operation of the TTGIR that is known
+    assumed        values that were taken for arguments, by name
+    seconds        time of the compilation, and of the X-ray behind it
+    """
+
+    name: str
+    target: str
+    compiled: Compiled
+    module: IrModule
+    function: IrFunction
+    resources: Resources
+    edges: tuple[Edge, ...]
+    allocations: tuple[Allocation, ...]
+    unplaced: tuple[Any, ...]
+    assumed: Mapping[str, int]
+    seconds: tuple[float, float]
+    source: Mapping[int, str]
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return self.module.warps * self.module.warp_size
+
+    @property
+    def layouts(self) -> dict[str, Encoding]:
+        """The layouts of the TTGIR by name; each draws itself."""
+        return dict(self.module.aliases)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Layouts that kvlab has no class for, operations whose shared memory it does not know, and access that belong
+        to none: listed, not guessed."""
+        layouts = [f"layout {name}: {text}" for name, text in self.module.unknown.items()]
+        from kvlab.xray.edges import SHARED
+
+        operations = sorted({one.name for one in self.module.operations
+                             if one.offset is not None and one.name not in SHARED})
+        notes = Counter(note for edge in self.edges for access in edge.accesses for note in access.notes
+                        if note.startswith("unknown"))
+        stray = Counter(f"{a.instruction} at line {a.place[-1][0] if a.place else '?'}" for a in self.unplaced)
+        return [*layouts, *(f"shared memory of {name}" for name in operations),
+                *(f"address: {note}, {many} times" for note, many in notes.items()),
+                *(f"access {what}, {many} times" for what, many in stray.items())]
+
+    @functools.cached_property
+    def histogram(self) -> dict[str, dict[str, Counter[int]]]:
+        """Kind -> instruction -> how often at each line, from PTX or AMD assembly."""
+        return histogram(self.compiled)
+
+    @functools.cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """Causes of slowness and what helps, the dearest first."""
+        return rules.findings(self)
+
+    def at(self, line: int) -> list[Edge]:
+        """The edges of a line of the source."""
+        return [edge for edge in self.edges if edge.line == line]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data, for JSON."""
+        from kvlab.xray.report import as_data
+
+        return as_data(self)
+
+    def to_json(self, **options: Any) -> str:
+        """JSON text; ``options`` are those of ``json.dumps``."""
+        import json
+
+        return json.dumps(self.to_dict(), **options)
+
+    def to_html(self) -> str:
+        """A page of its own, without other files."""
+        from kvlab.xray.report import as_page
+
+        return as_page(self)
+
+    def _repr_html_(self) -> str:
+        from kvlab.xray.report import as_html
+
+        return as_html(self)
+
+    def __repr__(self) -> str:
+        many = len(self.findings)
+        return f"XRay({self.name} on {self.target}: {many} finding{'s' * (many != 1)}; {self.resources})"
+
+    def __str__(self) -> str:
+        from kvlab.xray.report import as_text
+
+        return as_text(self)

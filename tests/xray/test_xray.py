@@ -1,0 +1,215 @@
+"""X-ray of kernels as tutorials write them, and of kernels with one planted cause of slowness each.
+
+Expected values rest on the compiler's own code (its PTX and its allocation of shared memory), on the rule of wavefronts
+that an H100 confirmed, applied to layouts instead of addresses, on CUDA's arithmetic of occupancy, and on what was
+planted.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from slow_kernels import ALONG, OPERAND, PLAIN, PLANTED, through_shared
+from tutorial_kernels import TUTORIALS
+
+from kvlab.hardware import count_wavefronts, shared_transfer
+from kvlab.layout.encodings import Encoding, SharedEncoding, SwizzledSharedLayout
+from kvlab.triton_support.staged_tile import StagedTile
+from kvlab.xray import Resources, XRay, diff, xray
+
+
+@functools.cache
+def tutorial(name: str, target: str) -> XRay:
+    kernel, arguments = TUTORIALS[name]
+    return xray(kernel, arguments, target)
+
+
+@functools.cache
+def planted(name: str) -> XRay:
+    case = PLANTED[name]
+    return xray(case.kernel, case.arguments, case.target, **case.options)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_a_tutorials_kernel_has_nothing_that_is_not_known(name: str) -> None:
+    found = tutorial(name, "sm_90")
+    assert found.unknown == []
+    for edge in found.edges:
+        assert edge.accesses or edge.kind in ("product", "tma"), edge
+        assert edge.wavefronts >= edge.ideal
+        assert edge.sectors >= edge.ideal_sectors
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name, target", [("flash_attention", "sm_80"), ("matmul", "sm_90"), ("softmax", "sm_90")])
+def test_every_access_of_the_ptx_has_its_lanes(name: str, target: str) -> None:
+    """The LLVM IR, from which addresses come, has the accesses that the PTX has in the end."""
+    found = tutorial(name, target)
+    names = [access.instruction for edge in found.edges if edge.kind != "global" for access in edge.accesses]
+    names += [a.instruction for edge in found.edges if edge.kind == "global" for a in edge.accesses
+              if a.space == "global"]
+    counts = {kind: sum(lines.total() for lines in found.histogram.get(kind, {}).values())
+              for kind in ("ldmatrix", "copy to shared", "shared load", "shared store", "global load", "global store")}
+    starts = {"ldmatrix": "ldmatrix", "copy to shared": "cp.async", "shared load": "ld.shared",
+              "shared store": "st.shared", "global load": "ld.global", "global store": "st.global"}
+    assert {kind: sum(n.startswith(start) for n in names) for kind, start in starts.items()} == counts
+
+
+@pytest.mark.compile
+def test_wavefronts_of_addresses_are_those_of_layouts() -> None:
+    """The wavefronts of a tile read by ldmatrix and written by st.shared, once from the compiled addresses and once
+    from the two layouts."""
+    found = planted("no swizzle, read by ldmatrix")
+    store, load = (next(e for e in found.edges if e.operation == f"ttg.local_{verb}") for verb in ("store", "load"))
+    shared, registers = load.allocation, load.target
+    assert shared is not None
+    assert isinstance(shared.layout, SharedEncoding)
+    assert isinstance(registers, Encoding)
+    instruction, addresses = StagedTile("sm_90", (64, 64), shared.layout, registers).read_addresses()
+    taken, least, _ = count_wavefronts(instruction, addresses)
+    assert (load.wavefronts, load.ideal) == (int(taken.sum()), int(least.sum())) == (512, 64)
+    assert isinstance(store.source, Encoding)
+    transfer = shared_transfer(store.source, shared.layout, (64, 64), 16)
+    taken, least, _ = count_wavefronts(f"st.shared.b{16 * transfer.vec}", transfer.offset * 2)
+    assert (store.wavefronts, store.ideal) == (int(taken.sum()), int(least.sum())) == (64, 64)
+
+
+def test_the_cure_of_a_conflict_is_one_when_it_is_compiled() -> None:
+    """What the model promises for another layout is what the compiler's addresses give with that layout."""
+    from triton.experimental.gluon import language as gl
+
+    finding = planted("no swizzle, read by ldmatrix").findings[0]
+    promised = finding.cures[0]
+    assert isinstance(promised.layout, SwizzledSharedLayout)
+    fields = (promised.layout.vec, promised.layout.per_phase, promised.layout.max_phase, list(promised.layout.order))
+    arguments = {**PLANTED["no swizzle, read by ldmatrix"].arguments, "SHARED": gl.SwizzledSharedLayout(*fields)}
+    cured = xray(through_shared, arguments, "sm_90")
+    assert sum(edge.wavefronts for edge in cured.edges) == promised.after == 128
+    assert promised.before == 576
+    assert cured.findings == ()
+    both = diff(planted("no swizzle, read by ldmatrix"), cured)
+    assert ("wavefronts", 576, 128) in [(name, a, b) for name, a, b in both.rows]
+    assert len(both.gone) == 1
+    assert both.new == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_cause_is_found_and_named(name: str) -> None:
+    case, found = PLANTED[name], planted(name)
+    fitting = [one for one in found.findings if one.kind == case.kind]
+    assert fitting, found.findings
+    assert any(case.words in str(one) for one in fitting), [str(one) for one in fitting]
+    assert all(one.cures for one in found.findings)
+    costs = [one.cost for one in found.findings]
+    assert costs == sorted(costs, reverse=True)
+
+
+@pytest.mark.compile
+def test_allocations_lie_where_the_compiler_put_them() -> None:
+    found = tutorial("flash_attention", "sm_80")
+    kept = [piece for piece in found.allocations if piece.what == "ttg.local_alloc"]
+    assert all(piece.offset is not None for piece in found.allocations)
+    ends = [piece.offset + piece.size for piece in found.allocations if piece.offset is not None]
+    assert max(ends) == found.resources.shared
+    for one in kept:  # pieces that live at one time do not overlap
+        for other in kept:
+            if one is not other and one.life[0] <= other.life[1] and other.life[0] <= one.life[1]:
+                assert one.offset is not None
+                assert other.offset is not None
+                assert one.offset + one.size <= other.offset or other.offset + other.size <= one.offset
+    touched = [a for edge in found.edges for a in edge.accesses if edge.allocation in kept and a.space == "shared"]
+    homes = {id(edge.allocation): edge.allocation for edge in found.edges if edge.allocation in kept}
+    assert touched
+    for edge in found.edges:
+        piece = homes.get(id(edge.allocation))
+        for access in edge.accesses:
+            if piece is not None and access.space == "shared":
+                low, high = int(access.addresses.min()), int(access.addresses.max()) + access.nbytes
+                assert piece.offset is not None
+                assert piece.offset <= low
+                assert high <= piece.offset + piece.size
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("target", ["sm_100", "gfx942", "gfx950"])
+def test_other_targets(target: str) -> None:
+    found = tutorial("matmul", target)
+    assert [what for what in found.unknown if "tensor_memory" not in what] == []
+    assert found.resources.ctas >= 1
+    loads = [edge for edge in found.edges if edge.kind == "global" and edge.operation != "tt.store"]
+    assert len(loads) == 2
+    # rows of 64 fp16 are 4 sectors; nothing moves twice
+    assert all(edge.sectors == edge.ideal_sectors > 0 and edge.sectors % (64 * 4) == 0 for edge in loads)
+
+
+@pytest.mark.parametrize("target, registers, shared, warps, ctas, limiter", [
+    ("sm_90", 168, 163840, 12, 1, "registers and shared memory"),  # CUDA's calculator of occupancy
+    ("sm_80", 96, 32768, 4, 4, "shared memory"),
+    ("sm_86", 32, 1024, 1, 16, "CTAs"),
+    ("sm_90", 255, 0, 8, 1, "registers"),
+    ("gfx942", 128, 16384, 4, 4, "registers and shared memory"),
+])
+def test_occupancy(target: str, registers: int, shared: int, warps: int, ctas: int, limiter: str) -> None:
+    found = Resources(target, registers, 0, 0, shared, warps)
+    assert (found.ctas, found.limiter) == (ctas, limiter)
+
+
+def test_text_json_and_html_tell_the_same() -> None:
+    found = planted("no swizzle, read by ldmatrix")
+    words, data, page = str(found), json.loads(found.to_json()), found.to_html()
+    assert "8 passes for 1" in words
+    assert data["findings"][0]["cures"][0]["after"] == 128
+    assert data["edges"][0]["operation"] in words
+    assert "8 passes for 1" in page
+    assert "<svg" in page
+    assert "src=" not in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert "through_shared on sm_90" in page
+    assert found._repr_html_() in page
+
+
+def test_values_of_arguments_are_used_and_assumptions_told() -> None:
+    kernel, _ = TUTORIALS["softmax"]
+    given = xray(kernel, {"x_ptr": np.zeros(64, np.float32), "out_ptr": "*fp32", "stride": 512, "n": 100, "BLOCK": 256})
+    assert given.assumed == {}
+    load = next(edge for edge in given.edges if edge.operation == "tt.load")
+    active = sum(int(access.active.sum()) for access in load.accesses)
+    assert active == 100
+    assert tutorial("softmax", "sm_90").assumed == {"stride": 4096, "n": 4096}
+
+
+def test_errors_name_the_argument() -> None:
+    kernel, arguments = TUTORIALS["softmax"]
+    with pytest.raises(ValueError, match="target is 'sm_70': must be one of sm_80"):
+        xray(kernel, arguments, "sm_70")
+    with pytest.raises(ValueError, match=r"signature_or_args is .* missing: \['n'\], unknown: \['m'\]"):
+        xray(kernel, {**{k: v for k, v in arguments.items() if k != "n"}, "m": "i32"})
+    with pytest.raises(ValueError, match="kernel is 3: must be"):
+        xray(3)
+
+
+@pytest.mark.timing
+def test_an_xray_takes_at_most_twice_the_compilation() -> None:
+    kernel, arguments = TUTORIALS["flash_attention"]
+    tutorial("matmul", "sm_90")
+    found: Any = xray(kernel, {**arguments, "BN": 32}, "sm_90")
+    compilation, rest = found.seconds
+    assert compilation + rest <= 2 * compilation
+
+
+def test_layouts_draw_themselves() -> None:
+    found = xray(through_shared, {
+        "x_ptr": "*bf16", "out_ptr": "*bf16", "ROWS": 64, "COLUMNS": 64, "COPY": ALONG, "SHARED": PLAIN,
+        "READ": OPERAND,
+    }, "sm_80")
+    assert found.layouts
+    for layout in found.layouts.values():
+        assert (layout._repr_html_() or "").startswith("<svg")

@@ -147,9 +147,9 @@ class ContextShard:
         if self.placement == "contiguous":
             mine = tokens - self.start
         else:
-            page, slot = self._page(tokens.clamp(min=0))
-            whole = torch.div(page + self.ranks - 1 - self.rank, self.ranks, rounding_mode="floor")
-            mine = whole * self.page_size + slot.where(page % self.ranks == self.rank, 0)
+            turn = self.ranks * self.page_size  # launches are what this costs on a GPU: few, of the dtype given
+            last = (tokens.remainder(turn) - self.start).clamp(0, self.page_size)
+            mine = torch.add(last, tokens.div(turn, rounding_mode="floor"), alpha=self.page_size)
         return mine.clamp(0, self.columns * self.page_size)
 
     def positions(self, positions: Tensor) -> Tensor:
@@ -400,7 +400,8 @@ def _over_pages(call: PagesCall, group: Any, placement: str, options: dict[str, 
         options["q_positions"] = shard.positions(given).to(torch.int32).contiguous()
     if member.rank:
         options.pop("sinks", None)
-    mine = call.tensors | {"seq_lens": shard.before(lengths.long()).to(lengths.dtype)}
+    wide = lengths if lengths.dtype in (torch.int32, torch.int64) else lengths.long()
+    mine = call.tensors | {"seq_lens": shard.before(wide).to(lengths.dtype)}
 
     # One collective: the lse stands behind the output in one buffer.
     size, rows = shape.numel() * dtype.itemsize, shape[:-1]

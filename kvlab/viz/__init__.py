@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from .pen.dispatch import save as save
     from .pen.picture import Picture as Picture
     from .pen.svg import Canvas as Canvas
+    from .pipeline import Pipeline as Pipeline
+    from .pipeline import draw_pipeline as draw_pipeline
     from .punch_card import draw_cure as draw_cure
     from .punch_card import draw_punch_card as draw_punch_card
     from .quantised_page import draw_quantised_page as draw_quantised_page
@@ -84,6 +86,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_tiles_beside": ("shared_memory", ""),
     "draw_fragment_map": ("fragment_map", "kvlab.staging:FragmentMap"),
     "draw_timeline": ("timeline", "kvlab.staging:Timeline"),
+    "draw_pipeline": ("pipeline", "kvlab.viz:Pipeline"),
     "draw_tile_film": ("tile_film", ""),
     "draw_path_of_a_byte": ("path", "kvlab.viz:BytePath"),
     "draw_lockstep": ("lockstep", "kvlab.mirror:Lockstep"),
@@ -100,6 +103,7 @@ _FILES = {name: file for name, (file, _) in PICTURES.items()} | {
     "Explorer": "explorer.explore",
     "CopyPlan": "model.copy_plan",
     "Picture": "pen.picture",
+    "Pipeline": "pipeline",
     "RooflinePoint": "charts.roofline",
     "draw": "pen.dispatch",
     "explore": "explorer.explore",

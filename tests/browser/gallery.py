@@ -168,6 +168,24 @@ def tile_film() -> viz.Picture:
     return viz.draw_tile_film(buffer, traffic.trace(), strip=0, thread=20)
 
 
+def pipeline() -> viz.Pipeline:
+    """Four tiles of K through two stages of cp.async."""
+    params = NvidiaKVParams("bf16", 32, 64, 1, True)
+
+    def program(memory: Memory, hazards: Hazards) -> None:
+        keys = CpAsyncKVBuffer(params, cache_of(64, 128), 0, 0, 128, memory, smem_address=memory.base, hazards=hazards)
+        keys.load_from_dram(0)
+        for tile in range(4):
+            if tile < 3:
+                keys.load_from_dram((tile + 1) % 2)
+            hazards.wait_group(int(tile < 3))
+            hazards.barrier()
+            keys.load_from_shared(tile % 2)
+            hazards.barrier()
+
+    return viz.Pipeline(program, 12288, 4, "sm_80")
+
+
 def quantised_page() -> viz.Picture:
     pool = PagedKVCacheCollection.allocate(
         KVCacheStaticParams(2, 128), num_pages=4, page_size=16, num_layers=1, batch_size=1, max_length=40,
@@ -372,6 +390,8 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "kv tile, drawn": lambda: viz.draw_kv_tile(KVCacheIterator(cache_of(64), 64, 0, 0, 100).next_tile()),
     "fragment map": lambda: viz.draw_fragment_map(kv_buffer().fragment_map(), thread=37, axes=("key", "depth")),
     "fragment map, V": lambda: v_buffer().fragment_map(),
+    "pipeline": pipeline,
+    "pipeline without a wait": lambda: viz.draw_pipeline(pipeline(), without=3),
     "tile film": tile_film,
     "timeline": timeline,
     "timeline, hazard": hazard,

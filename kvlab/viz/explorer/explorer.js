@@ -286,6 +286,85 @@ const runs = (order) => { // 0–3, 8–11, 4–7
   return found.slice(0, 8).map(([a, b]) => (a === b ? a : `${a}–${b}`)).join(", ") + (found.length > 8 ? ", …" : "");
 };
 
+// ---- a pipeline: events by stage; below, the shared memory at one of them
+// data: {chunk, chunks, columns, bytes, lanes: [[name, stage]], names, removed, runs: [{events: [[kind, what, stage, warps, bytes, cells]], fault}]}
+const ORDERING = ["wait", "barrier", "arrive", "expect", "commit", "fence"];
+const laneOf = (data, name, stage) => data.lanes.findIndex(([n, s]) => n === name && s === stage);
+export function memoryAt(data, run, event) { // each cell: state (0 nobody's, 1 in flight, 2 landed, 3 read), and whose
+  const state = new Uint8Array(data.chunks), whose = new Int16Array(data.chunks).fill(-1), flying = [];
+  const fill = (ranges, value, lane, only) => { for (const [a, b] of ranges) for (let i = a; i < b; i++) if (only === undefined || state[i] === only) { state[i] = value; if (lane >= 0) whose[i] = lane; } };
+  for (const [kind, what, stage, , , ranges] of run.events.slice(0, event)) {
+    const lane = laneOf(data, what.split(" ")[0], stage);
+    if (kind === "copy") { fill(ranges, 1, lane); flying.push({what, stage, ranges}); }
+    else if (kind === "write") fill(ranges, 2, lane);
+    else if (kind.startsWith("read")) fill(ranges, 3, -1, 2);
+    else if (kind === "landed") { const at = flying.findIndex((one) => one.what === what && one.stage === stage); if (at >= 0) fill(flying.splice(at, 1)[0].ranges, 2, -1, 1); }
+  }
+  return {state, whose};
+}
+SCENES.pipeline = {
+  keys: {ArrowRight: ["event", 1], ArrowLeft: ["event", -1]},
+  play: "event",
+  last: (data, state) => { const run = data.runs[data.names.indexOf(state.without)]; return run.events.length + (run.fault ? 1 : 0); },
+  draw(data, state) {
+    const number = data.names.indexOf(state.without), run = data.runs[number], {events, fault} = run, end = events.length + (fault ? 1 : 0);
+    const now = Math.min(state.event, end), failed = fault && now === end, X = 118, Y = 84, LANE = 28, px = Math.min(26, 750 / (end + 1)), ground = [], marks = [];
+    const x = (i) => X + (i + 0.5) * px, y = (lane) => Y + 18 + lane * LANE, bottom = y(data.lanes.length), hue = (lane) => HUES[lane % 8];
+    ground.push(text(X, Y - 16, "the program's order →", quiet), text(24, Y + 4, "all warps", {"font-size": 11}));
+    data.lanes.forEach(([name, stage], lane) => ground.push(text(24, y(lane) + 15, stage === null ? name : `${name}, stage ${stage}`, {"font-size": 11}), rect(X, y(lane) + LANE - 3, (end + 1) * px, 0.8, {fill: "currentColor", opacity: 0.2})));
+    const bars = []; // copies: from, landed, until
+    events.forEach(([kind, what, stage], i) => {
+      const lane = laneOf(data, what.split(" ")[0], stage);
+      if (kind === "copy" || kind === "write") { for (const bar of bars) if (bar.lane === lane && bar.until === undefined) bar.until = i; bars.push({lane, what, from: i, landed: kind === "write" ? i : undefined}); }
+      if (kind === "landed") { const bar = bars.find((one) => one.lane === lane && one.what === what && one.landed === undefined); if (bar) bar.landed = i; }
+    });
+    for (const {lane, from, landed, until} of bars) {
+      const stop = until ?? end, solid = landed ?? stop;
+      if (solid > from) ground.push(rect(x(from), y(lane) + 3, (solid - from) * px, 16, {fill: hue(lane), opacity: 0.3}), rect(x(from), y(lane) + 3, (solid - from) * px, 16, {stroke: "currentColor", "stroke-dasharray": "4 3"}));
+      if (landed !== undefined && stop > landed) ground.push(rect(x(landed), y(lane) + 3, (stop - landed) * px, 16, {fill: hue(lane)}));
+    }
+    events.forEach(([kind, what, stage, warps, bytes], i) => {
+      const cx = x(i), lane = laneOf(data, what.split(" ")[0], stage), ly = ORDERING.includes(kind) ? Y : y(lane) + 11;
+      if (kind === "barrier") ground.push(rect(cx - 0.6, Y - 8, 1.2, bottom - Y + 8, {fill: "currentColor", opacity: 0.5}), rect(cx - 3.5, Y - 6, 7, 12, {fill: "currentColor"}));
+      else if (kind === "wait") ground.push(tag("path", {d: `M${cx} ${Y - 6}l6 6l-6 6l-6 -6z`, fill: PAPER, stroke: "currentColor", "stroke-width": 1.6}));
+      else if (ORDERING.includes(kind)) ground.push(rect(cx - 0.8, Y - 5, 1.6, 10, {fill: "currentColor", opacity: 0.6}));
+      else if (kind.startsWith("read")) ground.push(rect(cx - 2.6, ly - 11, 5.2, 22, {fill: PAPER}), rect(cx - 1.3, ly - 11, 2.6, 22, {fill: "currentColor"}));
+      else if (kind === "write") ground.push(tag("path", {d: `M${cx} ${ly + 8}l-5 -9h10z`, fill: "currentColor"}));
+    });
+    if (data.removed[number] >= 0) { const cx = x(data.removed[number] - 0.5); marks.push(tag("path", {d: `M${cx} ${Y - 9}V${bottom}`, stroke: ALARM, "stroke-width": 1.6, "stroke-dasharray": "3 3"}), tag("path", {d: `M${cx - 5} ${Y - 5}l10 10m0 -10l-10 10`, stroke: ALARM, "stroke-width": 2.4})); }
+    if (fault?.lane && laneOf(data, ...fault.lane) >= 0) { const cx = x(end - 1), cy = y(laneOf(data, ...fault.lane)) + 11; marks.push(tag("path", {d: `M${cx - 7} ${cy - 7}l14 14m0 -14l-14 14`, stroke: ALARM, "stroke-width": 3})); }
+    marks.push(box(x(now - 1) - px / 2, Y - 11, px, bottom - Y + 12, failed ? ALARM : ACCENT, 2));
+    for (let i = 0; i < end; i++) marks.push(hot(X + i * px, Y - 12, px, bottom - Y + 12, {event: i + 1}, events[i] ? `event ${i}: ${events[i][1]}${events[i][4] ? `, ${events[i][4]} bytes` : ""}\n${events[i][3]}` : fault.words));
+    // the memory
+    const {state: cell, whose} = memoryAt(data, run, now), rows = Math.ceil(data.chunks / data.columns), w = 780 / data.columns, h = Math.min(data.bytes ? 14 : 22, 330 / rows), M = bottom + 52, MX = 70;
+    ground.push(text(24, M - 24, data.bytes ? `shared memory after this event: a cell is ${data.chunk} bytes` : "the stages after this event", {"font-size": 12, ...bold}));
+    for (let r = 0; r < rows; r++) if (h >= 11 || r % 2 === 0) ground.push(text(MX - 6, M + r * h + h / 2 + 3.5, data.bytes ? r * data.columns * data.chunk : `${data.lanes[r][0]}${data.lanes[r][1] ?? ""}`, {...right, ...quiet, "font-family": MONO}));
+    const parts = {}, at = (i) => [MX + (i % data.columns) * w, M + Math.floor(i / data.columns) * h], put = (key, i, inset = 0) => { const [cx, cy] = at(i); (parts[key] ??= []).push(["", cx + inset, cy + inset, w - 1 - 2 * inset, h - 1 - 2 * inset]); };
+    for (let i = 0; i < data.chunks; i++) { if (!cell[i]) put("0", i); else { put(`${cell[i]} ${whose[i]}`, i); if (cell[i] === 3) put("ring", i, 2); if (cell[i] === 1) put("dash", i, 0.5); } }
+    const path = (key, more) => tag("path", {d: cells(parts[key]).match(/ d="([^"]*)"/)[1], ...more});
+    marks.push(`<defs><pattern id="kvlab-nobody" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path d="M0 0V6" stroke="currentColor" stroke-opacity=".38"/></pattern></defs>`);
+    for (const key of Object.keys(parts)) {
+      if (key === "0") marks.push(path(key, {fill: "url(#kvlab-nobody)"}));
+      else if (key === "ring") marks.push(path(key, {fill: "none", stroke: "#000", "stroke-width": 1}));
+      else if (key === "dash") marks.push(path(key, {fill: "none", stroke: "currentColor", "stroke-dasharray": "3 2", "stroke-width": 0.8}));
+      else marks.push(path(key, {fill: hue(+key.split(" ")[1]), opacity: key[0] === "1" ? 0.4 : 1}));
+    }
+    const outline = (ranges, stroke) => range(rows).flatMap((r) => ranges.map(([a, b]) => [Math.max(a, r * data.columns), Math.min(b, (r + 1) * data.columns)]).filter(([a, b]) => a < b)).slice(0, 400)
+      .map(([a, b]) => { const [cx, cy] = at(a); return rect(cx, cy, (b - a) * w - 1, h - 1, {stroke, "stroke-width": 2}); }).join("");
+    marks.push(outline(failed ? fault.cells : events[now - 1]?.[5] ?? [], failed ? ALARM : ACCENT));
+    let line = M + rows * h + 22;
+    const keys = [["url(#kvlab-nobody)", "nobody wrote here", 1], [HUES[0], "in flight", 0.4], [HUES[0], "landed", 1], ["ring", "read", 1]];
+    let kx = MX;
+    for (const [fill, words, opacity] of keys) { ground.push(rect(kx, line - 10, 12, 12, {fill: fill === "ring" ? HUES[0] : fill, opacity, stroke: "currentColor", "stroke-width": 0.5}), fill === "ring" ? rect(kx + 2.5, line - 7.5, 7, 7, {stroke: "#000"}) : "", text(kx + 18, line, words, quiet)); kx += 40 + words.length * 6; }
+    line += 24;
+    const event = events[now - 1], told = failed ? `✕ ${fault.words}` : !now ? "before the first event" : `event ${now - 1}: ${event[1]}${event[4] ? `, ${event[4]} bytes` : ""}${event[3] ? `, ${event[3]}` : ""}${event[0] === "copy" ? ": in flight from now on" : event[0] === "landed" ? " has landed" : ""}`;
+    const [below, low] = wrapped(24, line, told, failed ? {fill: ALARM, ...bold} : {});
+    marks.push(below);
+    const title = number ? `Without ${state.without}: ${fault ? `${fault.kind}${fault.missing ? `; cure: ${fault.missing}` : ""}` : "nothing goes wrong, another wait or barrier covers it"}` : `${many(events.filter(([kind]) => kind === "copy").length, "copy").replace("copys", "copies")}, ${many(events.filter(([kind]) => kind.startsWith("read")).length, "read")}${data.bytes ? ": every wait is there" : ""}`;
+    return {title, width: 900, height: Math.max(low, line + 34) + 8, layers: [ground.join(""), marks.join("")]};
+  },
+};
+
 // ---- what holds a scene: controls, picture, pointer, keys
 export function drawn(scene, state) {
   const {title, width, height, layers} = SCENES[scene.kind].draw(scene.data, state);

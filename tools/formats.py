@@ -40,6 +40,19 @@ plan.apply(stored)                         # or plan.apply_in_place(stored)
 identify(raw, pages=2, page_size=16, heads=2, dim=64)
 ```
 
+`transfer` gives the byte copies that bring a sequence from ranks with one format, page size and tensor-parallel degree
+to ranks with others. Replicated heads and MLA rows are sent once to each rank that holds them, by the ranks that have
+them in turns.
+
+```python
+from kvlab.formats import transfer
+
+plan = transfer(prefill, decode, degrees=(4, 8), tokens=1000, source_pages=[7, 2, ...], target_pages=[0, 5, ...])
+plan.proof()                               # every byte arrives exactly once
+plan.pairs[0, 1]                           # source, target, length of each copy of a pair, in bits
+plan.message((0, 1), mine)                 # what rank 0 sends to rank 1; plan.receive puts it in place
+```
+
 The grammar is in the docstring of `kvlab.formats.Format`: axes from the outermost to the innermost, groups of fields,
 element types. Scales belong to the values of their name: value = code * scale + min. Several tensors (K and
 V, scales) are one format, one after the other, in the order in which the text names them.

@@ -16,8 +16,14 @@ from .identification import identify as identify
 from .identification import markers as markers
 from .stored import STORED as STORED
 from .stored import Stored as Stored
+from .transfers import Proof as Proof
+from .transfers import Side as Side
+from .transfers import Transfer as Transfer
+from .transfers import heads_of_ranks as heads_of_ranks
+from .transfers import transfer as transfer
 
 __all__ = [
     "CATALOGUE", "STORED", "Agreement", "Conversion", "Copies", "Field", "Format", "Identified", "Known", "Piece",
-    "Stored", "agree", "convert", "identify", "known_format", "markers",
+    "Proof", "Side", "Stored", "Transfer", "agree", "convert", "heads_of_ranks", "identify", "known_format", "markers",
+    "transfer",
 ]

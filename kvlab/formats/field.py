@@ -75,7 +75,14 @@ class Field:
 
     def of(self, axis: str) -> list[Piece]:
         """The pieces of an axis, the finest first."""
-        return sorted((piece for piece in self.pieces if piece.axis == axis), key=lambda piece: piece[1:])
+        return self._of.get(axis, [])
+
+    @cached_property
+    def _of(self) -> dict[str, list[Piece]]:
+        out: dict[str, list[Piece]] = {}
+        for piece in sorted(self.pieces, key=lambda piece: piece[1:]):
+            out.setdefault(piece.axis, []).append(piece)
+        return out
 
     def group(self, axis: str) -> int:
         """Neighbours along the axis that share an element; 0 where the field has no such axis, and all share."""

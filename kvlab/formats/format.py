@@ -80,6 +80,10 @@ class Format(Drawn):
         return isinstance(other, Format) and self._tree == other._tree
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash(self._tree)
 
     def _check(self) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .kv_format import draw_agreement as draw_agreement
     from .kv_format import draw_format as draw_format
     from .kv_tile import draw_kv_tile as draw_kv_tile
+    from .kv_transfer import draw_transfer as draw_transfer
     from .linear_layout import draw_encoding as draw_encoding
     from .linear_layout import draw_linear_layout as draw_linear_layout
     from .linear_layout import draw_thread_values as draw_thread_values
@@ -80,6 +81,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_kv_tile": ("kv_tile", ""),
     "draw_format": ("kv_format", "kvlab.formats:Format"),
     "draw_agreement": ("kv_format", "kvlab.formats:Agreement"),
+    "draw_transfer": ("kv_transfer", "kvlab.formats:Transfer"),
     "draw_kv_buffer": ("kv_buffer", "kvlab.staging:KVBuffer kvlab.staging:DecodeKVBuffer "
                        "kvlab.staging:DecodeStreamingKVBuffer kvlab.staging:NvidiaKVBuffer"),
     "draw_shared_memory": ("shared_memory", "kvlab.staging:SwizzledTile"),

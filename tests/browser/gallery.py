@@ -22,7 +22,7 @@ from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollectio
 from kvlab.data import load_smollm2
 from kvlab.demo import pictures
 from kvlab.demo.steps import paged_cache
-from kvlab.formats import agree, known_format
+from kvlab.formats import agree, known_format, transfer
 from kvlab.hardware import (
     RegTileLoader,
     SmemDescriptor,
@@ -214,6 +214,13 @@ def kv_agreement() -> viz.Picture:
     return viz.draw_agreement(found)
 
 
+def kv_transfer() -> viz.Picture:
+    nhd, hnd = (known_format(name, pages=4, heads=4, dim=64) for name in ("vllm.blocks_first", "vllm.hnd"))
+    plan = transfer(nhd, hnd, degrees=(2, 8), tokens=50)
+    assert viz.draw(plan)
+    return viz.draw_transfer(plan)
+
+
 def gather4() -> viz.Picture:
     blocks = np.zeros((6, 2, 1, 16, 1, 576), as_dtype("bf16"))
     cache = PagedKVCacheCollection(blocks, [20], [[1, 0]], 1, 21).get_key_cache(0)
@@ -377,6 +384,7 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "KV format": kv_format,
     "row of a KV format": kv_format_row,
     "two KV formats": kv_agreement,
+    "KV transfer": kv_transfer,
     "gather4": gather4,
     "kv buffer": kv_buffer,
     "kv buffer, read": lambda: viz.draw_kv_buffer(kv_buffer(), read=(0, 1), stage=0),

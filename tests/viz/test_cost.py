@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kvlab.attention import plan
 from kvlab.cache import PagedKVCache, PagedKVCacheCollection
 from kvlab.common.drawn import _names
-from kvlab.formats import agree, known_format
+from kvlab.formats import agree, known_format, transfer
 from kvlab.hardware import (
     RegTileLoader,
     SmemDescriptor,
@@ -194,6 +194,9 @@ HUGE: dict[str, Callable[[], Any]] = {
     "KV format": lambda: known_format("max.continuous", pages=1 << 20, page_size=1 << 17),
     "agreement of KV formats": lambda: agree(
         known_format("max.paged", layers=80, pages=1 << 20), known_format("trtllm.pool", layers=80, pages=1 << 20)
+    ),
+    "transfer": lambda: transfer(
+        *[known_format("max.paged", pages=16, page_size=64, heads=128, dim=64)] * 2, degrees=(256, 128)
     ),
     "KV format whose pages lie apart": lambda: known_format("vllm.BHLNC", layers=80, pages=1 << 20, page_size=1 << 10),
     "schedule": lambda: plan(np.arange(4096) * 250, q_heads=64, kv_heads=8, programs=4096),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvlab.formats import Format, agree, known_format
+from kvlab.formats import Format, agree, known_format, transfer
 from kvlab.viz import draw
 
 
@@ -60,3 +60,17 @@ def test_an_agreement_shows_both_and_marks_the_first_difference(sound: Any) -> N
     same = draw(agree(writer, writer))
     sound(same)
     assert same.title == "Every element lies at the same place"
+
+
+def test_a_transfer_shows_each_pair_and_says_what_is_lost(sound: Any) -> None:
+    one = known_format("vllm.LBNHC", pages=2, heads=3, dim=64)
+    plan = transfer(one, one, degrees=(2, 4), tokens=20)
+    picture = draw(plan)
+    sound(picture)
+    assert picture.title.endswith("each byte once")
+    for (here, there), copies in plan.pairs.items():
+        assert f"rank {here} to rank {there}: {len(copies)} copies, {copies.nbytes} bytes" in picture.svg
+    pairs = dict(plan.pairs)
+    lost = pairs.popitem()[1]
+    wrong = draw(type(plan)(plan.source, plan.target, plan.tokens, pairs))
+    assert wrong.title.endswith(f"{lost.nbytes} bytes lost, 0 twice")

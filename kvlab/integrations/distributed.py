@@ -2,9 +2,10 @@
 
 - Tensor parallelism: :func:`tensor_parallel_heads` says which heads a rank has; it calls kvlab's operations with these,
   and :func:`all_gather_heads` puts outputs together where they are wanted whole.
-- Context parallelism over pages: :func:`context_parallel_decode` and :func:`context_parallel_prefill`. Each rank has
-  the queries and its own pages (:class:`ContextShard`), and computes a partial result over these; partial results are
-  gathered, and merged by their lse in the order of ranks, so that all ranks get the same bits.
+- Context parallelism over pages: :func:`context_parallel_decode`, :func:`context_parallel_mla_decode` and
+  :func:`context_parallel_prefill`. Each rank has the queries and its own pages (:class:`ContextShard`), and computes a
+  partial result over these; partial results are gathered, and merged by their lse in the order of ranks, so that all
+  ranks get the same bits.
 - Context parallelism over tokens: :func:`all_gather_prefill`. Each rank has its tokens of q, K and V, and gathers K
   and V.
 
@@ -27,8 +28,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from kvlab.attention import merge_states, mha_decode_paged, mha_prefill, mha_prefill_paged
-from kvlab.attention.call.options import DecodeOptions, PagedPrefillOptions, PrefillOptions
+from kvlab.attention import merge_states, mha_decode_paged, mha_prefill, mha_prefill_paged, mla_decode_paged
+from kvlab.attention.call.options import DecodeOptions, MLADecodeOptions, PagedPrefillOptions, PrefillOptions
 from kvlab.attention.features.positions import check_positions
 from kvlab.attention.features.resolve import in_base, kv_view
 from kvlab.attention.features.scales import is_fp8
@@ -220,6 +221,45 @@ def context_parallel_decode(
     """
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     checked_tensors(**tensors)
+    return _decode(mha_decode_paged, tensors, group, placement, dict(options))
+
+
+@opaque
+def context_parallel_mla_decode(
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, group: Any = None,
+    placement: str = "contiguous", **options: Unpack[MLADecodeOptions],
+) -> Any:
+    """:func:`kvlab.attention.mla_decode_paged` over pages of latent rows that lie over ranks. Every rank gets the whole
+    result.
+
+    q         ``[B, H, D]`` or ``[B, S, H, D]``, the same at all ranks. All heads read the same rows: ranks that share
+              out heads, too, have a copy of the rows each
+    kv_cache  this rank's pages
+    options   those of ``mla_decode_paged``; ``indices`` is refused, whose slots are those of one rank
+
+    The rest: as for :func:`context_parallel_decode`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=0, world_size=1)
+    ...     q, rows, table = torch.ones(1, 2, 48), torch.full((3, 16, 48), 3.0), torch.tensor([[2, 0]])
+    ...     sizes = {"v_dim": 32, "scale": 0.2, "backend": "emulator"}
+    ...     out = context_parallel_mla_decode(q, rows, table, torch.tensor([20]), **sizes)
+    ...     dist.destroy_process_group()
+    >>> out.shape, out.unique().tolist()
+    (torch.Size([1, 2, 32]), [3.0])
+    """
+    tensors = {"q": q, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
+    checked_tensors(**tensors)
+    _refuse(options, "over pages of ranks", "indices")
+    return _decode(mla_decode_paged, tensors, group, placement, dict(options))
+
+
+def _decode(
+    operation: Any, tensors: dict[str, Tensor], group: Any, placement: str, options: dict[str, Any]
+) -> Any:
+    """A decode over all ranks' pages."""
+    q, seq_lens = tensors["q"], tensors["seq_lens"]
     require(q.ndim in (3, 4), f"q has shape {tuple(q.shape)}", "[B, Hq, D] or [B, S, Hq, D]")
     sequences = tuple(seq_lens.shape)
     require(sequences == (q.shape[0],), f"seq_lens has shape {sequences}", f"{(q.shape[0],)}, the sequences of q")
@@ -229,8 +269,7 @@ def context_parallel_decode(
         return (lengths[:, None] - new + torch.arange(new, device=lengths.device)).view(q.shape[:-2])
 
     causal = options.get("mask") is None or is_integer(options.get("window"))
-    call = PagesCall(mha_decode_paged, tensors, last, causal, alone=new == 1)
-    return _over_pages(call, group, placement, dict(options))
+    return _over_pages(PagesCall(operation, tensors, last, causal, alone=new == 1), group, placement, options)
 
 
 @opaque
@@ -306,14 +345,14 @@ def bytes_sent(ranks: int, *tensors: Tensor, check: bool = True) -> int:
     """Bytes that each of ``ranks`` ranks sends in a call that gathers these tensors of each of them, on the device
     "meta", say: the other ranks get a copy each, and as many numbers to compare if it is checked.
 
-    ============================  =============================================
+    ============================  =====================================================
     call                          tensors
-    ============================  =============================================
-    ``context_parallel_decode``   the result: out, and lse in float32
+    ============================  =====================================================
+    ``context_parallel_decode``   the result: out, and lse in float32; of MLA, too
     ``context_parallel_prefill``  the same
     ``all_gather_prefill``        k and v of a rank
     ``all_gather_heads``          out of a rank
-    ============================  =============================================
+    ============================  =====================================================
 
     >>> out, lse = torch.empty(1, 32, 128, dtype=torch.bfloat16, device="meta"), torch.empty(1, 32, device="meta")
     >>> bytes_sent(4, out, lse, check=False)  # 32 heads of 128 columns and a lse, to 3 others
@@ -368,14 +407,12 @@ class PagesCall(NamedTuple):
 
 def _over_pages(call: PagesCall, group: Any, placement: str, options: dict[str, Any]) -> Any:
     """The result of an operation over all ranks' pages."""
-    q, k_cache, v_cache, table, lengths, *_ = call.tensors.values()
+    q, table, lengths = (call.tensors[name] for name in ("q", "block_table", "seq_lens"))
     out, given = options.pop("out", None), options.pop("q_positions", None)
     checked_tensors(q_positions=given, out=out)
     same_place(**call.tensors)
     check_positions(given, q)
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        require(cache.ndim == 4, f"{name} has shape {tuple(cache.shape)}", "four axes, pages first")
-    page_size = int(kv_view(k_cache, options.get("kv_layout", "NHD")).shape[1])
+    page_size, columns = _sizes_of_pages(call.tensors, options)
     shard = context_shard(table, page_size, group=group, placement=placement)
     expected = table.shape[:1]
     require(lengths.shape == expected, f"seq_lens has shape {tuple(lengths.shape)}", f"{tuple(expected)}")
@@ -384,15 +421,15 @@ def _over_pages(call: PagesCall, group: Any, placement: str, options: dict[str, 
     if positional:
         _refuse(options, "over pages of ranks, where kernels need positions", "balanced", "plan")
     lse_too, base2 = (flag(name, options.pop(name, False)) for name in ("return_lse", "base2"))
-    shape = torch.Size((*q.shape[:-1], v_cache.shape[-1]))
+    shape = torch.Size((*q.shape[:-1], columns))
     require(out is None or out.shape == shape, f"out has shape {tuple(getattr(out, 'shape', ()))}", f"{tuple(shape)}")
     dtype = out.dtype if out is not None else torch.bfloat16 if is_fp8(q) else q.dtype
 
     member, check = membership(group), options.get("check")
     _compare(member, check, lengths, {
-        "rows of q": shape[:-2].numel(), "heads of q": shape[-2], "columns of v_cache": shape[-1],
+        "rows of q": shape[:-2].numel(), "heads of q": shape[-2], "columns of the output": columns,
         "bytes of out's elements": dtype.itemsize, "columns of block_table": shard.columns,
-        "tokens of a page of k_cache": page_size, "the place of placement": PLACEMENTS.index(placement),
+        "tokens of a page": page_size, "the place of placement": PLACEMENTS.index(placement),
         "the checksum of seq_lens": _checksum(shard, lengths) if _looked_at(check, lengths) else 0,
     })
     if positional:
@@ -414,6 +451,19 @@ def _over_pages(call: PagesCall, group: Any, placement: str, options: dict[str, 
     backend = options.get("backend", "auto")
     out, lse = merge_states(outs, lses, out=out, return_lse=True, backend="auto" if backend == "hopper" else backend)
     return (out, in_base(lse, base2)) if lse_too else out
+
+
+def _sizes_of_pages(tensors: dict[str, Tensor], options: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of a page, and columns of an output."""
+    latent, layout = "kv_cache" in tensors, options.get("kv_layout", "NHD")
+    caches = {name: x for name, x in tensors.items() if name.endswith("cache")}
+    for name, cache in caches.items():
+        axes = (3, 4) if latent else (4,)
+        require(cache.ndim in axes, f"{name} has shape {tuple(cache.shape)}", "pages first, and four axes"
+                if not latent else "[pages, page_size, D], or with an axis of one head")
+    *_, cache = caches.values()
+    view = cache if cache.ndim == 3 else kv_view(cache, layout)
+    return int(view.shape[1]), count("v_dim", options.get("v_dim", 512), 1) if latent else int(cache.shape[-1])
 
 
 def _asks_positions(shard: ContextShard, call: PagesCall, options: dict[str, Any], given: Tensor | None) -> bool:

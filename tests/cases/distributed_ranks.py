@@ -25,7 +25,14 @@ from exact_torch import close
 from torch import Tensor
 from torch import distributed as dist
 
-from kvlab.attention import kv_store_paged, mha_decode_paged, mha_prefill, mha_prefill_paged
+from kvlab.attention import (
+    kv_store_paged,
+    mha_decode_paged,
+    mha_prefill,
+    mha_prefill_paged,
+    mla_decode_paged,
+    mla_store_paged,
+)
 from kvlab.attention.masks import BandMask, CausalPaddingMask, ChunkedCausalMask, NullMask
 from kvlab.integrations import distributed as own
 
@@ -137,6 +144,46 @@ def decode_of_given_positions(at: Ranks) -> None:
     for placement in own.PLACEMENTS:
         check_decode(at, placement, 3, q_positions=given)
         check_decode(at, placement, 0, q_positions=given[:, 0].contiguous())
+
+
+@case
+def mla_decode(at: Ranks) -> None:
+    """Latent rows: DeepSeek's 512 + 64 in bfloat16 with its scale; e4m3 with scales of 128 latents; and small ones."""
+    lens = [at.ranks * COLUMNS * PAGE - 1, COLUMNS * PAGE + 1, 3, 0]
+    lengths = torch.tensor(lens, dtype=torch.int32, device=at.device)
+    rows: list[tuple[str, int, int, int, torch.dtype, dict[str, Any]]] = [
+        ("round_robin", 0, 512, 64, torch.bfloat16, {}),
+        ("contiguous", 2, 512, 64, torch.float8_e4m3fn, {}),
+        ("contiguous", 3, 32, 16, torch.float32, {"window": 5, "scale": 0.2, "base2": True}),
+        ("round_robin", 2, 32, 16, torch.float32, {"sinks": torch.arange(HQ) * 0.5, "scale": 0.2}),
+    ]
+    for placement, new, latent, rope, dtype, options in rows:
+        fp8 = dtype == torch.float8_e4m3fn
+        narrow, width = (torch.bfloat16, latent + 4 * (latent // 128) + 2 * rope) if fp8 else (dtype, latent + rope)
+        table = torch.arange(len(lens) * COLUMNS).flip(0).view(len(lens), COLUMNS).to(at.device)
+        capacity = at.ranks * COLUMNS * PAGE
+        tokens = torch.arange(capacity, device=at.device).repeat(len(lens), 1)
+        slots = own.context_shard(table, PAGE, placement=placement).slots(table, tokens)
+        slots = torch.where(tokens < lengths[:, None], slots, -1).flatten()
+        whole = at.here(len(lens) * capacity, latent + rope, tag=latent, dtype=narrow)
+        pages_of = [torch.zeros(n, PAGE, width, dtype=dtype, device=at.device)
+                    for n in (len(lens) * COLUMNS, len(whole) // PAGE)]
+        for cache, where in zip(pages_of, (slots, torch.arange(len(whole), device=at.device)), strict=True):
+            mla_store_paged(whole[:, :latent], whole[:, latent:], cache, where, backend=at.backend)
+        order = torch.arange(len(lens) * at.ranks * COLUMNS, device=at.device).view(len(lens), -1)
+        q = at.here(len(lens), *([new] if new else []), HQ, latent + rope, tag=7, dtype=narrow)
+        shared: dict[str, Any] = {"v_dim": latent, **options}
+        expected = exactly(mla_decode_paged, q, pages_of[1], order, lengths, **shared)
+        out, lse = own.context_parallel_mla_decode(
+            q, pages_of[0], table, lengths, placement=placement, return_lse=True, backend=at.backend,
+            **moved(shared, at.device),
+        )
+        close(out, expected[0], narrow)
+        close(lse, expected[1], narrow)
+        at.agreed(out)
+    refused(lambda: own.context_parallel_mla_decode(q, pages_of[0], table, lengths, indices=table),
+            "indices over pages of ranks: must be left out")
+    refused(lambda: own.context_parallel_mla_decode(q, pages_of[0][0], table, lengths), "kv_cache has shape (4, 48)")
 
 
 @case

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gallery import pipeline, timeline
+from gallery import pipeline, pool, timeline
 
+from kvlab.cache import PagedKVCache
 from kvlab.hardware import INSTRUCTIONS, get_arch, get_atom, wavefronts
 from kvlab.hardware.banks.count import count_wavefronts
 from kvlab.layout import ComposedLayout, Layout, Swizzle, TileTensor
@@ -129,6 +130,18 @@ def test_the_memory_of_a_pipeline_is_what_its_events_say(js: Callable[[str, Any]
             assert np.array_equal(np.repeat(cells, 16)[: made.nbytes], state), event
 
 
+def test_bytes_of_tokens_are_pythons(js: Callable[[str, Any], Any]) -> None:
+    """Of a strided cache of two heads: 500 tokens and elements, asked of the cache itself."""
+    blocks = np.zeros((9, 2, 3, 2, 8, 24), np.float16)[:, 1, 2].transpose(0, 2, 1, 3)  # tokens inside heads
+    cache = PagedKVCache(blocks, [45, 17], [[5, 2, 8, 0, 1, 3], [7, 6, 4, -1, -1, -1]], 1, 46)
+    data, rng = explore(cache).scene.shown["data"], np.random.default_rng(5)
+    most = [(s, *rng.integers(((45, 17)[s], 2, 24)).tolist()) for s in rng.integers(0, 2, 500).tolist()]
+    states = [dict(zip(("sequence", "token", "head", "element"), one, strict=True)) for one in most]
+    counted = js("return x[1].map((state) => m.byteOf(x[0], state).byte)", [data, states])
+    sequence, token, head, element = (np.array([state[name] for state in states]) for name in states[0])
+    assert counted == np.asarray(cache.block_paged_ptr(sequence, token, head, element).byte_address).tolist()
+
+
 EXPLORED: dict[str, Callable[[], Any]] = {
     "128 x 64": lambda: Layout.row_major(128, 64),
     "view": lambda: TileTensor.stack_allocation(Layout.row_major(8, 16), "fp32").tile((4, 8), (1, 1)),
@@ -142,6 +155,7 @@ EXPLORED: dict[str, Callable[[], Any]] = {
                                      + np.arange(2)),
     "pipeline": pipeline,
     "timeline": timeline,
+    "pages": pool,
     "wavefronts": lambda: wavefronts("ld.shared.b64", np.arange(32) * 40, mask=0x55555555),
 }
 FRAME_MS = """() => { const times = [];

@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from kvlab.cache import PagedKVCache
 from kvlab.hardware import get_atom, wavefronts
 from kvlab.layout import Layout, Swizzle
 from kvlab.staging import SwizzledTile
@@ -40,6 +41,7 @@ def test_the_state_starts_at_the_object_and_is_checked() -> None:
         (SWIZZLE, {"row_bytes": 96}, "row_bytes is 96: must be one of 32, 64"),
         (Swizzle(1, 0, 1, "byte"), {}, "swizzle is Sw<1,0,1>"),
         (Swizzle(2, 4, -3, "byte"), {}, "shift right"),
+        (PagedKVCache(np.zeros((2, 4, 1, 8), np.float32), [0], [[1]], 4, 4), {}, r"cache_lengths is \[0\]: must be"),
         (Layout.row_major(1 << 20, 64), {}, "take a tile of them"),
         (Layout("(4,4):(-1,4)"), {}, "must be from 0 on"),
         (Layout.row_major(4, 4), {"element_bytes": 3}, "element_bytes is 3"),

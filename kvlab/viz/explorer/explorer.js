@@ -365,6 +365,62 @@ SCENES.pipeline = {
   },
 };
 
+// ---- a paged cache: token -> logical page -> page of the pool -> slot -> byte
+// data: {table [sequences][columns], lengths, page_size, pages, strides [page, slot, head, element] in bytes, itemsize, heads, depth}
+export function byteOf(data, {sequence, token, head, element}) {
+  const at = Math.min(token, data.lengths[sequence] - 1), column = Math.floor(at / data.page_size), page = data.table[sequence][column], slot = at % data.page_size;
+  const terms = [page, slot, head, element].map((index, i) => index * data.strides[i]);
+  return {token: at, column, page, slot, terms, byte: page >= 0 && page < data.pages ? total(terms) : -1};
+}
+const around = (at, count, room) => { const first = Math.max(0, Math.min(at - Math.floor(room / 2), count - room)); return range(Math.min(room, count)).map((i) => first + i); };
+SCENES.pages = {
+  keys: {ArrowRight: ["token", 1], ArrowLeft: ["token", -1], ArrowDown: ["element", 1], ArrowUp: ["element", -1]},
+  play: "token",
+  last: (data, state) => data.lengths[state.sequence] - 1,
+  draw(data, state) {
+    const {token, column, page, slot, terms, byte} = byteOf(data, state), X = 110, ground = [], marks = [], W = 46, H = 24, Y = 86;
+    const sequences = around(state.sequence, data.lengths.length, 6), columns = around(column, data.table[0].length, 16), owner = new Map();
+    data.lengths.forEach((length, s) => { for (let c = 0; c * data.page_size < length; c++) owner.set(data.table[s][c], [s, c]); });
+    ground.push(text(X, Y - 26, "lookup table: logical page →, in each the page of the pool", quiet));
+    columns.forEach((c, i) => ground.push(text(X + (i + 0.5) * W, Y - 8, c, {...middle, ...quiet})));
+    let from, to;
+    sequences.forEach((s, row) => {
+      const y = Y + row * (H + 6);
+      ground.push(text(24, y + 16, `sequence ${s}`, {"font-size": 11, ...(s === state.sequence ? bold : {})}));
+      columns.forEach((c, i) => {
+        const tokens = Math.max(0, Math.min(data.page_size, data.lengths[s] - c * data.page_size)), x = X + i * W, hue = HUES[s % 8];
+        ground.push(rect(x, y, W - 3, H, {fill: "currentColor", opacity: 0.06}));
+        if (tokens) { ground.push(rect(x, y, ((W - 3) * tokens) / data.page_size, H, {fill: hue})); ground.push(text(x + W / 2 - 1.5, y + 16, data.table[s][c], {...middle, "font-family": MONO, fill: tokens * 2 > data.page_size ? INKS.get(hue) : "currentColor", ...(tokens * 2 > data.page_size ? {} : {stroke: PAPER, "stroke-width": 3, "paint-order": "stroke"})})); }
+        if (s === state.sequence && c === column) { marks.push(box(x, y, W - 3, H)); from = [x + W / 2, y + H]; }
+        if (tokens) marks.push(hot(x, y, W - 3, H, {sequence: s, token: Math.min(data.lengths[s] - 1, c * data.page_size + slot)}, `sequence ${s}, logical page ${c}: tokens ${c * data.page_size}–${c * data.page_size + tokens - 1}`));
+      });
+    });
+    const P = Y + sequences.length * (H + 6) + 56, across = 16, shown = around(Math.floor(page / across), Math.ceil(data.pages / across), 5);
+    ground.push(text(24, P + 16, "pool", {"font-size": 11, ...bold}), text(X, P - 10, `${data.pages} pages; in each the sequence and its logical page`, quiet));
+    shown.forEach((line, row) => range(across).forEach((i) => {
+      const number = line * across + i, x = X + i * W, y = P + row * (H + 6), whose = owner.get(number);
+      if (number >= data.pages) return;
+      if (whose) { const hue = HUES[whose[0] % 8]; ground.push(rect(x, y, W - 3, H, {fill: hue}), text(x + W / 2 - 1.5, y + 16, `${whose[0]}:${whose[1]}`, {...middle, "font-family": MONO, fill: INKS.get(hue)})); }
+      else ground.push(rect(x, y, W - 3, H, {stroke: "currentColor", "stroke-width": 0.6, "stroke-dasharray": "3 3"}), text(x + W / 2 - 1.5, y + 16, number, {...middle, opacity: 0.75}));
+      if (number === page) { marks.push(box(x, y, W - 3, H)); to = [x + W / 2, y]; }
+    }));
+    if (from && to) marks.push(tag("path", {d: `M${from[0]} ${from[1]}C${from[0]} ${from[1] + 36} ${to[0]} ${to[1] - 36} ${to[0]} ${to[1]}`, fill: "none", stroke: PAPER, "stroke-width": 4}), tag("path", {d: `M${from[0]} ${from[1]}C${from[0]} ${from[1] + 36} ${to[0]} ${to[1] - 36} ${to[0]} ${to[1]}`, fill: "none", stroke: ACCENT, "stroke-width": 1.8}));
+    const D = P + shown.length * (H + 6) + 44, slots = around(slot, data.page_size, 16), h = 11, w = Math.min(10, 640 / data.depth);
+    ground.push(text(24, D + 10, `page ${page}`, {"font-size": 11, ...bold}), text(X, D - 10, `head ${state.head} of the page: slot ↓  element →`, quiet));
+    slots.forEach((one, i) => {
+      const valid = column * data.page_size + one < data.lengths[state.sequence], y = D + i * h;
+      if (i % 2 === 0) ground.push(text(X - 6, y + 9, one, {...right, ...quiet}));
+      ground.push(rect(X, y, data.depth * w, h - 1, valid ? {fill: HUES[state.sequence % 8], opacity: 0.35} : {stroke: "currentColor", "stroke-width": 0.5, "stroke-dasharray": "3 3"}));
+      if (one === slot) { marks.push(rect(X, y, data.depth * w, h - 1, {fill: ACCENT, opacity: 0.35})); marks.push(box(X + state.element * w, y, Math.max(w, 4), h - 1, ACCENT, 2)); }
+    });
+    const names = ["page", "slot", "head", "element"], indices = [page, slot, state.head, state.element], end = D + slots.length * h + 26;
+    marks.push(text(24, end, `token ${token}: logical page ${token} ÷ ${data.page_size} = ${column}, slot ${slot}; the table says page ${page}`, {"font-size": 12}));
+    marks.push(text(24, end + 20, `byte of the view = ${names.map((name, i) => `${name} ${indices[i]} × ${data.strides[i].toLocaleString("en")}`).join(" + ")} = ${byte.toLocaleString("en")}`, {"font-size": 12, ...bold}));
+    const title = `Token ${token} of sequence ${state.sequence} lies in page ${page}, slot ${slot}; element ${state.element} of head ${state.head} at byte ${byte.toLocaleString("en")}`;
+    return {title, width: 900, height: end + 38, layers: [ground.join(""), marks.join("")]};
+  },
+};
+
 // ---- what holds a scene: controls, picture, pointer, keys
 export function drawn(scene, state) {
   const {title, width, height, layers} = SCENES[scene.kind].draw(scene.data, state);

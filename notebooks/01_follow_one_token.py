@@ -31,7 +31,7 @@ from kvlab.attention.mha_decode.reference import reference
 from kvlab.data import load_smollm2
 from kvlab.demo.pictures import byte_path
 from kvlab.demo.steps import paged_cache
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.hardware import wavefronts
 from kvlab.staging import KVCacheIterator, MmaSyncShape, Traffic
 from kvlab.viz import draw_atom, draw_cure, draw_page_table, draw_path_of_a_byte, draw_shared_memory
@@ -69,7 +69,7 @@ draw_page_table(
 slot = None  # your answer, a number
 
 # %%
-check(slot, 9, "137 = 8 * 16 + ...")
+ask("01.slot", slot)
 
 # %% [markdown]
 # The address follows: page, slot, head. Between two tokens of a page lie all heads; between two pages lie K and V of all
@@ -121,7 +121,7 @@ draw_shared_memory(place)
 address = None  # your answer, a byte address
 
 # %%
-check(address, place.address(row, 0), f"Row {row} starts at {row} * 128; vector 0 lies at place 0 ^ ({row} % 8) of it.")
+ask("01.address", address)
 
 # %% [markdown]
 # ## The reading instruction
@@ -167,11 +167,7 @@ draw_atom(shape.atom, lane=lane)
 lanes = None  # your answer, e.g. [0, 1, 2, 3]
 
 # %%
-check(
-    lanes,
-    np.unique(np.argwhere(fragments.row == row)[:, 0] % 32),
-    "In operand B a key is a column: follow its eight boxes in the picture, then think of the other k steps.",
-)
+ask("01.lanes", lanes)
 
 # %% [markdown]
 # ## The whole way

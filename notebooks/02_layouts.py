@@ -23,7 +23,7 @@
 # %%
 import numpy as np
 
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.layout import (
     Layout,
     TileTensor,
@@ -61,7 +61,7 @@ column_major
 offset = None  # your answer, a number
 
 # %%
-check(offset, Layout.row_major(64, 128)(3, 5), "A step down costs a whole row.")
+ask("02.offset", offset)
 
 # %% [markdown]
 # Arrays of coordinates give arrays of offsets: nothing here loops over elements.
@@ -104,9 +104,7 @@ padded
 numbers = None  # your answer, a number
 
 # %%
-check(
-    numbers, Layout("(32,33):(40,1)").cosize, "The last row needs no padding behind it: where does the last entry lie?"
-)
+ask("02.numbers", numbers)
 
 # %% [markdown]
 # ## Views: tile, vectorize, distribute
@@ -145,12 +143,7 @@ print("thread 5 loads", shares.load()[5].reshape(-1))
 columns = None  # your answer, a list of two numbers
 
 # %%
-other = tensor.vectorize(1, 4).distribute(Layout.row_major(8, 2), 3)
-check(
-    columns,
-    other.load()[0, :, 0] % 16,
-    "Thread 3 stands in row 1, column 1 of the threads; the dealing goes on to the right.",
-)
+ask("02.columns", columns)
 
 # %%
 draw(tensor.vectorize(1, 4).distribute(Layout.row_major(8, 2), np.arange(16)))
@@ -210,11 +203,7 @@ blocked_product(Layout.row_major(2, 4), Layout.row_major(2, 3))
 start = None  # your answer, a number
 
 # %%
-check(
-    start,
-    blocked_product(Layout.row_major(2, 4), Layout.row_major(2, 3))(2, 8),
-    "It is the last of 6 blocks of 8 numbers.",
-)
+ask("02.start", start)
 
 # %% [markdown]
 # **Inverse**: from the offset back to the number of the coordinate.

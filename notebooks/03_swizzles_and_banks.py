@@ -23,7 +23,7 @@
 # %%
 import numpy as np
 
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.hardware import SubTileLoaderLDS, best_swizzle, coalescing, wavefronts
 from kvlab.layout import ComposedLayout, Layout, Swizzle
 from kvlab.viz import CopyPlan, draw_copy_plan, draw_cure, draw_layout, draw_punch_card, draw_shared_memory
@@ -61,7 +61,7 @@ print(wavefronts("ld.shared.b32", lane * 132))
 passes = None  # your answer, a number
 
 # %%
-check(passes, wavefronts("ld.shared.b32", lane * 8).wavefronts, "Which banks do lanes 0 and 16 use?")
+ask("03.passes", passes)
 
 # %% [markdown]
 # ## Wide accesses come in phases
@@ -103,7 +103,7 @@ swizzle
 sent_to = None  # your answer, a number
 
 # %%
-check(sent_to, swizzle(400), "400 = 3 * 128 + 1 * 16: row 3, vector 1.")
+ask("03.sent_to", sent_to)
 
 # %% [markdown]
 # The swizzle undoes itself: applying it twice changes nothing. That is why the same formula serves for writing and for
@@ -174,7 +174,7 @@ for unit in ("byte", "bf16", "fp32", "vector"):
 middle = None  # your answer, a number
 
 # %%
-check(middle, Swizzle(2, 4, 3, "byte").to("bf16").base, "An element of 2 bytes is one address bit fewer.")
+ask("03.middle", middle)
 
 # %% [markdown]
 # A layout with a swizzle after it is a `ComposedLayout`; in elements of bfloat16, with the banks as colours:

@@ -23,7 +23,7 @@
 # %%
 import numpy as np
 
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.hardware import (
     SmemDescriptor,
     arithmetic,
@@ -70,9 +70,7 @@ print("C, register 0 of lanes 0 to 7:", *mma.c(np.arange(8), 0))
 holder = None  # your answer, a number
 
 # %%
-lanes_of_c, registers_of_c = np.indices((32, mma.regs_c))
-rows, columns = mma.c(lanes_of_c, registers_of_c)
-check(holder, np.argwhere((rows == 10) & (columns == 5))[0, 0], "Row 10 belongs to the same lanes as row 2.")
+ask("04.holder", holder)
 
 # %% [markdown]
 # Do the maps really multiply? Take two matrices apart into fragments `[lanes, registers]`, multiply the fragments, and put the result together again.
@@ -107,8 +105,7 @@ print(registers.shape, "equal to the fragment of A:", np.array_equal(registers, 
 addresses = None  # your answer: an array of 32 byte addresses (those of lanes 16 to 31 are ignored)
 
 # %%
-first_16 = None if addresses is None else np.asarray(addresses)[:16]
-check(first_16, lane[:16] * 16, "Each row of B is 16 bytes long, and the rows follow one another.")
+ask("04.addresses", None if addresses is None else np.asarray(addresses)[:16])
 
 # %% [markdown]
 # (With them, `ldmatrix(smem_b, addresses, 2, trans=True)` is the fragment of B. Try it.)
@@ -147,11 +144,7 @@ accumulators
 element = None  # your answer, e.g. (0, 0)
 
 # %%
-check(
-    element,
-    accumulators(register=2, lane=6, warp=1),
-    "Lane 6 is lane 2 and lane 4: add up their vectors, and those of register 2 and warp 1.",
-)
+ask("04.element", element)
 
 # %% [markdown]
 # Operand B does not depend on the row of warps: warps 2 and 3 hold the same elements as warps 0 and 1. A basis vector of zeros
@@ -207,7 +200,7 @@ np.array_equal(moved.addresses(64, 16, "bf16"), at_zero + 4480)
 base_offset = None  # your answer, a number
 
 # %%
-check(base_offset, 8832 // 128 % 8, "Count in rows of 128 bytes, from the last multiple of 1024.")
+ask("04.base_offset", base_offset)
 
 # %% [markdown]
 # ## What 14 digits cost
@@ -257,13 +250,7 @@ draw_atom(mfma, lane=21)
 amd_holder = None  # your answer, a number
 
 # %%
-lanes_of_c, registers_of_c = np.indices((64, mfma.regs_c))
-rows, columns = mfma.c(lanes_of_c, registers_of_c)
-check(
-    amd_holder,
-    np.argwhere((rows == 5) & (columns == 3))[0, 0],
-    "Find column 3, then the group of four rows with row 5.",
-)
+ask("04.amd_holder", amd_holder)
 
 # %%
 A, B = rng.normal(size=(16, 32)).astype(bfloat16), rng.normal(size=(32, 16)).astype(bfloat16)

@@ -23,7 +23,7 @@
 # %%
 import numpy as np
 
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.hardware import (
     RaggedTMA3DTile,
     SharedMemBarrier,
@@ -75,7 +75,7 @@ for box, swizzle in (((16, 64), "64B"), ((300, 64), "128B"), ((16, 4), "none")):
 longest = None  # your answer, a number of elements
 
 # %%
-check(longest, descriptor.swizzle.of("64B").granularity("float32"), "The span of the swizzle is 64 bytes.")
+ask("05.longest", longest)
 
 # %% [markdown]
 # ## Outside the tensor
@@ -100,10 +100,7 @@ draw_tma_box(descriptor, (56, 64))
 zero_rows = None  # your answer, a number
 
 # %%
-smem = Memory(descriptor.image_bytes)
-tma.load(descriptor, (-4, 0), smem, 0)
-loaded = smem.load(descriptor.image(0), np.float16, 1)[..., 0]
-check(zero_rows, np.count_nonzero((loaded == 0).all(axis=1)), "Rows -4, -3, ... do not exist.")
+ask("05.zero_rows", zero_rows)
 
 # %% [markdown]
 # ## Absolute addresses
@@ -141,11 +138,7 @@ draw_tma_box(kv, (32, 1, 0))
 byte = None  # your answer, a number
 
 # %%
-check(
-    byte,
-    kv.descriptor.image(2 * int(kv.offsets[1]))[1, 0, 8],
-    "Vector 9 is vector 1 of the second box, which starts at byte 2048.",
-)
+ask("05.byte", byte)
 
 # %% [markdown]
 # The tensor core finds the tile through a *matrix descriptor* (notebook 4). Both must agree about every byte. They do: the
@@ -205,8 +198,7 @@ draw_tma_box(gather, rows=[3, 1, 40, 1, 5, 9, 2, 6])
 expected = None  # your answer, a number
 
 # %%
-sixteen = create_tma_tile_gather4(tensor, 64, "128B", tile_height=16)
-check(expected, sixteen.transaction_bytes, "Rows of 64 numbers of float16; a row that is taken twice is copied twice.")
+ask("05.expected", expected)
 
 # %% [markdown]
 # This was the last of the notebooks about layouts. [1. Follow one token](01_follow_one_token.ipynb) shows all of it at work in one

@@ -24,7 +24,7 @@
 import numpy as np
 
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection, PagePool, from_dense
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.memory import Memory, as_dtype
 from kvlab.viz import draw_gather4, draw_page_table, draw_quantised_page
 
@@ -65,11 +65,7 @@ except ValueError as error:
 page_and_slot = None  # your answer, e.g. (3, 5)
 
 # %%
-check(
-    page_and_slot,
-    (int(pool.lookup_table[2, 40 // PAGE]), 40 % PAGE),
-    "It is in slot 40 % 16 of logical page 40 // 16. Or ask: draw_page_table(..., token=(2, 40)).",
-)
+ask("06.page_and_slot", page_and_slot)
 
 # %% [markdown]
 # ## The byte of a number
@@ -112,12 +108,7 @@ print(everything.shape, "equal to the dense keys:", bool((everything == k[1, 2])
 distance = None  # your answer, in bytes
 
 # %%
-first, second = (int(keys.block_paged_ptr(2, t, 0).byte_address) for t in (15, 16))
-check(
-    distance,
-    second - first,
-    "2 bytes * (pages apart * page stride + slots apart * token stride); slot 15 to slot 0.",
-)
+ask("06.distance", distance)
 
 # %% [markdown]
 # ## Who owns a page
@@ -187,11 +178,7 @@ except ValueError as error:
 nbytes = None  # your answer
 
 # %%
-check(
-    nbytes,
-    2 * (D8 * fp8.itemsize + quantised.head_dim_granularity * quantised.scale_dtype.itemsize),
-    "For each head: 128 numbers of 1 byte and 128 / 64 scales of 4 bytes. (In bfloat16 it would be 512.)",
-)
+ask("06.nbytes", nbytes)
 
 # %% [markdown]
 # ## Gathering single tokens
@@ -223,7 +210,7 @@ draw_gather4(cache, tile, wanted)
 row = None  # your answer
 
 # %%
-check(row, cache.get_tma_row(37), "From a page to the next there are 16 rows of each of the 3 layers.")
+ask("06.row", row)
 
 # %% [markdown]
 # And executed: eight rows of 1152 bytes land in shared memory, in nine groups of 64 columns, each swizzled. We read them

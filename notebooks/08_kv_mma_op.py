@@ -30,7 +30,7 @@ from IPython.display import Markdown
 from kvlab.attention import mha_decode
 from kvlab.attention.mha_decode.reference import reference
 from kvlab.cache import PagedKVCache, from_dense
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.layout import Layout, Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.staging import (
@@ -116,12 +116,7 @@ print(f"key {key}, depth {depth}..{depth + 7}:", bool((register == expected).all
 key_and_depth = None  # your answer, e.g. (12, 0)
 
 # %%
-held = keys.fragment_map()
-check(
-    key_and_depth,
-    (held.row[50, 1, 0], held.col[50, 1, 0]),
-    "Lanes 0 to 31 hold the 32 keys of a fragment, depth 0..7; lanes 32 to 63 the same keys, depth 8..15.",
-)
+ask("08.key_and_depth", key_and_depth)
 
 # %% [markdown]
 # ## $S = QK^T$
@@ -162,11 +157,7 @@ draw_fragment_map(s_map, thread=37, axes=("query row", "key"))
 mmas = None  # your answer
 
 # %%
-check(
-    mmas,
-    instructions,
-    "Strips x k groups x fragments of keys: an instruction has 32 keys and 16 columns.",
-)
+ask("08.mmas", mmas)
 
 # %% [markdown]
 # ## V: keys must come in the order of the scores
@@ -196,11 +187,7 @@ draw_kv_buffer(values, read=(0, 0))
 v_keys = None  # your answer, e.g. [0, 1, 2, 3, 4, 5, 6, 7]
 
 # %%
-check(
-    v_keys,
-    values.fragment_map().row[5, 0],
-    "A lane below 32 has the scores of keys 0..3, 8..11, 16..19, ...; a k group has 16 keys.",
-)
+ask("08.v_keys", v_keys)
 
 # %% [markdown]
 # That the orders agree is a statement about two index arrays. The accumulator of S holds 16 keys in a register, the operand
@@ -358,8 +345,7 @@ print("largest error against float64:", np.abs(s8_map.gather(s8)[0] - exact).max
 warp_keys = None  # your answer: (first key, last key)
 
 # %%
-rows = latent.fragment_map().row[2 * 64 : 3 * 64]
-check(warp_keys, (rows.min(), rows.max()), "Warp w owns keys w * WN to (w + 1) * WN - 1.")
+ask("08.warp_keys", warp_keys)
 
 # %% [markdown]
 # ## A decode step, end to end

@@ -27,7 +27,7 @@ import numpy as np
 from kvlab.attention import explain, mha_decode, mha_decode_paged, mha_decode_streaming, plan
 from kvlab.data import load_smollm2
 from kvlab.demo.steps import grow, paged_cache
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.mirror import lockstep
 from kvlab.staging import Timeline, Traffic, ceildiv
 from kvlab.viz import draw_page_table, draw_timeline
@@ -60,7 +60,7 @@ draw_page_table(pool.lookup_table, [TOKEN + 1], 16, pages=pool.total_num_pages, 
 rows = None  # your answer, a number
 
 # %%
-check(rows, capture.group, "One new token; 9 query heads share 3 KV heads.")
+ask("09.rows", rows)
 
 # %% [markdown]
 # ## The two siblings in lockstep
@@ -112,7 +112,7 @@ for role, passes in traffic.wavefronts.items():
 nbytes = None  # your answer, a number
 
 # %%
-check(nbytes, 2 * (TOKEN + 1) * capture.kv_heads * capture.head_dim * 2, "keys * heads * 64 * 2 bytes, for K and for V")
+ask("09.nbytes", nbytes)
 
 # %% [markdown]
 # The emulator keeps the order of things, too. A copy is in flight, dashed, from its issue to the wait that lands it; reading
@@ -141,8 +141,7 @@ for n, part in parts.items():
 working = None  # your answer, a number
 
 # %%
-size = ceildiv(ceildiv(300, 4), config.BN) * config.BN
-check(working, ceildiv(300, size), f"A split has {size} keys.")
+ask("09.working", working)
 
 # %% [markdown]
 # ## Uneven lengths
@@ -166,7 +165,7 @@ schedule
 sharing = None  # your answer, a number
 
 # %%
-check(sharing, len(schedule.order_of(0)), f"A share is {ceildiv(sum(blocks), schedule.teams)} key blocks.")
+ask("09.sharing", sharing)
 
 # %% [markdown]
 # ## A window reads only its pages

@@ -28,7 +28,7 @@ from kvlab.attention import explain, mha_prefill, mha_prefill_cache
 from kvlab.attention.masks import CausalMask, ChunkedCausalMask, SlidingWindowCausalMask
 from kvlab.data import load_smollm2
 from kvlab.demo.steps import paged_cache
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.hardware import get_atom
 from kvlab.mirror import lockstep
 from kvlab.staging import Traffic
@@ -72,7 +72,7 @@ print(tiles)
 loaded = None  # your answer, a number
 
 # %%
-check(loaded, int((tiles != 3).sum()), "All but those that are masked in full (3).")
+ask("10.loaded", loaded)
 
 # %% [markdown]
 # A window or chunks leave fewer. (A window of 64 keys; chunks of 128.)
@@ -125,7 +125,7 @@ print(f"{flop / sum(v for e, v in traffic.moved.items() if 'DRAM' in e):.0f} flo
 k_rows = None  # your answer, a number
 
 # %%
-check(k_rows, sum(min(last + 1, N) for last in (127, 255, 298)), "Row r sees the keys 0 to r.")
+ask("10.k_rows", k_rows)
 
 # %% [markdown]
 # ## Chunked prefill over pages
@@ -151,8 +151,7 @@ print("from the model:    ", np.abs(whole[0].astype(float) - capture.o[LAYER, :N
 empty = None  # your answer, a number
 
 # %%
-_, lse = mha_prefill(q[:, :5], k[:, :2], v[:, :2], return_lse=True)
-check(empty, int(np.isneginf(lse[0, :, 0]).sum()), "Query i sees the keys up to i + 2 - 5.")
+ask("10.empty", empty)
 
 # %% [markdown]
 # ## Rows of a tile on the tensor cores

@@ -30,7 +30,7 @@ import numpy as np
 from kvlab.attention import explain, mla_decode_paged, mla_prefill_paged
 from kvlab.attention.features.resolve import Features
 from kvlab.data import load_smollm2
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.mirror import lockstep
 from kvlab.staging import Traffic
 from kvlab.viz import draw_page_table
@@ -72,7 +72,7 @@ draw_page_table(table, [N], PAGE, pages=pages, token=(0, 137), names=["the promp
 factor = None  # your answer, a number
 
 # %%
-check(factor, round(128 * (192 + 128) / (512 + 64)), "128 * (192 + 128) numbers a token against 576")
+ask("11.factor", factor)
 
 # %% [markdown]
 # ## Decode, absorbed
@@ -99,8 +99,7 @@ print("largest difference from the model:", np.abs(out - capture.o[LAYER, N - 1]
 nbytes = None  # your answer, a number
 
 # %%
-read = int(N * (LATENT + ROPE) * 2)
-check(nbytes, read, "rows * columns * 2, once")
+ask("11.nbytes", nbytes)
 print(dict(traffic.moved))
 for role, passes in traffic.wavefronts.items():
     print(f"{role:24}{passes:>9} passes, ideal {traffic.ideal[role]:>6}, unswizzled {traffic.unswizzled[role]:>6}")
@@ -148,4 +147,4 @@ print("its last row against absorbed decode:", np.abs(whole[-1].astype(float) - 
 more = None  # your answer, a number
 
 # %%
-check(more, (512 + 64) - (128 + 64), "One multiplication a column.")
+ask("11.more", more)

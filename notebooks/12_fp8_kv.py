@@ -30,7 +30,7 @@ from kvlab.attention.features.resolve import resolve_features
 from kvlab.attention.masks import MaskPlan
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
 from kvlab.data import load_smollm2
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.mirror import lockstep
 from kvlab.staging import Traffic
 from kvlab.viz import draw_quantised_page
@@ -49,7 +49,7 @@ print("largest key", np.abs(k.astype(float)).max(), "largest value", np.abs(v.as
 stored = None  # your answer, a number
 
 # %%
-check(stored, float(np.float32(18.9).astype(fp8)), "The nearest even number.")
+ask("12.stored", stored)
 
 # %% [markdown]
 # ## Which scale?
@@ -111,7 +111,7 @@ draw_quantised_page(keys, page=2, mark=(5, 40))
 nbytes = None  # your answer, a number
 
 # %%
-check(nbytes, 2 * (D + 4), "64 numbers of one byte and one scale of four, twice")
+ask("12.nbytes", nbytes)
 
 # %% [markdown]
 # ## Where the scales go
@@ -177,7 +177,7 @@ print("as 2^8 times that, divided again: ", float((p * 256).astype(fp8)) / 256)
 x = None  # your answer, a number
 
 # %%
-check(x, -10 - 8, "Half of 2^-9 is 2^-10; then the factor 2^8.")
+ask("12.x", x)
 
 # %% [markdown]
 # ## What 14 digits cost

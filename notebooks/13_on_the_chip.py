@@ -33,7 +33,7 @@ import numpy as np
 
 from kvlab.attention import mha_decode_paged, mha_prefill
 from kvlab.attention.mha_prefill.hopper_cta import HopperPrefillCTA
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.hardware import COPIES, TmaDescriptor, copy_wavefronts, count_wavefronts, get_atom, wavefronts
 from kvlab.memory import bfloat16
 from kvlab.staging import Hazard, Traffic
@@ -86,11 +86,7 @@ print("boxes on record:", len(boxes))
 byte = None  # your answer
 
 # %%
-check(
-    byte,
-    2 * int(np.flatnonzero(dump == (8 + 5) * 128 + 16)[0]),
-    "Column 16 is vector 2 of its row; in row 5 it goes to vector 2 XOR 5.",
-)
+ask("13.byte", byte)
 
 # %% [markdown]
 # ## Which lane holds what
@@ -134,14 +130,7 @@ print("on record:", len(fragments["matrices"]), "matrix loads and stores,", len(
 place = None  # your answer, e.g. (0, 0)
 
 # %%
-tile = atom.tile_c(chip)
-rows, columns = atom.c(np.arange(32)[:, None], np.arange(4))
-assert tile[rows[9, 2], columns[9, 2]] == chip[9, 2]
-check(
-    place,
-    (rows[9, 2], columns[9, 2]),
-    "Lane // 4 is the row, registers 2 and 3 are 8 rows below; 2 * (lane % 4) the column.",
-)
+ask("13.place", place)
 
 # %% [markdown]
 # ## What an access costs
@@ -175,11 +164,7 @@ print(wavefronts("atom.shared.add.u32", 0 * lane))
 passes = None  # your answer
 
 # %%
-check(
-    passes,
-    wavefronts("atom.shared.cas.b32", 0 * lane, mask=0xFF).wavefronts,
-    "Eight lanes want one bank and none shares; each pass is taken twice.",
-)
+ask("13.passes", passes)
 
 # %% [markdown]
 # Tensor cores read 128 bytes of shared memory in a pass, whatever the swizzle: `wgmma.m64n64k16` 64 x 32 bytes of A and as
@@ -248,7 +233,7 @@ for role, (opcode, low, high) in roles.items():
 nbytes = None  # your answer
 
 # %%
-check(nbytes, k.nbytes + v.nbytes, "2 sequences x 2048 keys x 4 heads x 128 numbers of 2 bytes, twice.")
+ask("13.nbytes", nbytes)
 
 # %% [markdown]
 # ## Every kernel

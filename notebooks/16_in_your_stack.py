@@ -34,7 +34,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvlab.attention import mha_decode_paged
-from kvlab.exercise import check
+from kvlab.exercises import ask
 from kvlab.integrations import from_torch
 from kvlab.integrations.flash_attn import flash_attn_with_kvcache
 from kvlab.integrations.flashinfer import BatchDecodeWithPagedKVCacheWrapper
@@ -68,7 +68,7 @@ draw_page_table(table.numpy(), lengths.numpy(), PAGE, pages=PAGES, token=(0, 17)
 slot = None  # your answer
 
 # %%
-check(slot, int(slots[20]), "Its page is table[0, 20 // 16], its place there 20 % 16.")
+ask("16.slot", slot)
 
 # %% [markdown]
 # Now each asks the same: one new query for each sequence, over all keys of it. flash-attention takes the table,
@@ -184,7 +184,7 @@ print("each branch:", *(pool.pages(branch.sequences[0]) for branch in branches))
 together = None  # your answer
 
 # %%
-check(together, pool.num_pages - pool.num_free, "All share the first page. Each branch wrote into the second.")
+ask("16.together", together)
 
 # %% [markdown]
 # With `dtype=torch.float8_e4m3fn` the pages hold e4m3, and a float32 scale for each token and head of K and of V.
@@ -195,14 +195,7 @@ check(together, pool.num_pages - pool.num_free, "All share the first page. Each 
 nbytes = None  # your answer
 
 # %%
-small = KVLabCache(model.config, num_pages=16, page_size=4, dtype=torch.float8_e4m3fn)
-with torch.no_grad():
-    copy.deepcopy(model).bfloat16()(ids[1:], **{CACHE_ARGUMENT: small})
-stored = small.pages.layers[0]
-check(
-    nbytes, (stored.blocks.nbytes + stored.scales.nbytes) // (16 * 4),
-    "K and V, 2 heads each, 16 bytes of e4m3 and 4 of the scale.",
-)
+ask("16.nbytes", nbytes)
 
 # %% [markdown]
 # ## A server

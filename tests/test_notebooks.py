@@ -1,6 +1,7 @@
 """Every notebook: its two files say the same, carry no outputs, and run from a fresh kernel without an error.
 
-The answers of a notebook's questions are filled in here, so that its own checks judge them: each must say "Right.".
+The answers of a notebook's questions are filled in here, so that its own checks judge them: each must say "Right.". The
+course's answers rest on the notebooks' own objects.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from notebook_truths import TRUTHS
+
+from kvlab.exercises.course import QUESTIONS
+from kvlab.exercises.question import same
 
 jupytext = pytest.importorskip("jupytext", reason="notebooks need the extra `notebooks`")
 nbformat = pytest.importorskip("nbformat")
@@ -62,13 +67,38 @@ def test_the_ipynb_is_its_source_without_outputs(source: Path) -> None:
 
 
 def test_it_runs_as_it_is_and_with_the_right_answers(source: Path, run_notebook: Callable[[Any], None]) -> None:
-    notebook = jupytext.read(source)
-    asked = len(_questions(notebook))
-    assert asked >= 3, "a notebook asks the reader at least three questions"
+    """Without answers no hint is printed; with them, the notebook's own objects say the same as the course."""
+    notebook, names = jupytext.read(source), list(TRUTHS[source.stem])
+    assert len(names) >= 3, "a notebook asks the reader at least three questions"
     run_notebook(notebook)
-    assert _printed(notebook).count("No answer yet.") == asked
+    printed = _printed(notebook)
+    assert printed.count("No answer yet:") == len(names)
+    assert not [text for name in names for text in QUESTIONS[name].hints if text in printed]
     answered = jupytext.read(source)
     for cell, answer in zip(_questions(answered), ANSWERS[source.stem], strict=True):
         cell.source = answer
+    for cell in answered.cells:
+        for name in [name for name in names if f'ask("{name}"' in cell.source]:
+            cell.source += f"{TRUTHS[source.stem][name]}from kvlab.exercises.course import QUESTIONS\n"
+            cell.source += f"assert np.array_equal(truth, QUESTIONS['{name}'].answer), ('{name}', truth)"
     run_notebook(answered)
-    assert _printed(answered).count("Right.") == asked
+    assert _printed(answered).count("Right.") == len(names)
+
+
+def test_no_answer_stands_in_a_cell(source: Path) -> None:
+    """Nor a hint: the cell of a question names it, and no more."""
+    notebook = jupytext.read(source)
+    text = "\n".join(cell.source for cell in notebook.cells)
+    for name in TRUTHS[source.stem]:
+        assert f'ask("{name}", ' in text
+        assert not [one for one in QUESTIONS[name].hints if one in text]
+    assert {name[:2] for name in QUESTIONS} == {one.stem[:2] for one in SOURCES}
+
+
+def test_named_mistakes_are_wrong(source: Path) -> None:
+    """A law: an answer that is right has no name of a mistake, and mistakes differ from each other."""
+    for name, question in QUESTIONS.items():
+        if name.startswith(source.stem[:2]):
+            answers = [question.answer, *(wrong for wrong, _ in question.mistakes)]
+            assert not [(a, b) for i, a in enumerate(answers) for b in answers[:i] if same(a, b)]
+            assert question.hints

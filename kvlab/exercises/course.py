@@ -1,0 +1,167 @@
+"""The questions of the notebooks, by notebook and the variable that takes the answer.
+
+Each answer is held against what the notebook's own objects say when the notebooks are run as tests.
+"""
+
+from __future__ import annotations
+
+from .question import Question
+
+ELEMENTS = "so many elements; bytes are asked, two for each"
+BYTES = "so many bytes; elements are asked"
+
+QUESTIONS = {
+    # 1. Follow one token
+    "01.slot": Question(
+        9, ["A page holds 16 tokens: 0 to 15 are in the first.", "137 = 8 * 16 + ..."],
+        [(8, "that is the page, counted from 0"), (10, "slots are counted from 0")],
+    ),
+    "01.address": Question(
+        1168,
+        ["Which row of its tile is the token, and with which place does vector 0 of it change?",
+         "Row 9 starts at byte 9 * 128; vector 0 lies at place 0 ^ (9 % 8) of it."],
+        [(1152, "there it would start without the swizzle"), (584, ELEMENTS)],
+    ),
+    "01.lanes": Question(
+        [4, 5, 6, 7],
+        ["In operand B a key is a column.", "Follow its eight boxes in the picture, then think of the other k steps."],
+        [([36, 37, 38, 39], "these are threads; a lane is a thread's number within its warp")],
+    ),
+    # 2. Layouts
+    "02.offset": Question(
+        389, ["A step down costs a whole row."],
+        [(323, "so it is counted down the columns"),
+         (778, "these are bytes of 2 a number; an offset counts numbers")],
+    ),
+    "02.numbers": Question(
+        1273, ["Where does the last entry lie?", "The last row needs no padding behind it."],
+        [(1280, "the last row has no need of its padding"), (1056, "so many entries there are, without padding"),
+         (1272, "that is the offset of the last entry; count it, too")],
+    ),
+    "02.columns": Question(
+        [4, 12], ["Where among the threads does thread 3 stand?",
+                  "Thread 3 stands in row 1, column 1 of the threads; the dealing goes on to the right."],
+        [([1, 3], "these are vectors; a vector has four columns")],
+    ),
+    "02.start": Question(40, ["How many blocks come before it?", "It is the last of 6 blocks of 8 numbers."],
+                         [(47, "that is where the block ends")]),
+    # 3. Swizzles and banks
+    "03.passes": Question(2, ["Which banks do lanes 0 and 16 use?"],
+                          [(1, "so it would be if the floats were 4 bytes apart"), (16, "so many lanes share a pass")]),
+    "03.sent_to": Question(
+        416, ["Which row of 128 bytes, and which 16-byte vector of it, is byte 400?",
+              "400 = 3 * 128 + 1 * 16: row 3, vector 1."],
+        [(400, "the row is not 0, so the byte moves"), (448, "3 is not added to the vector: it is XORed")],
+    ),
+    "03.middle": Question(3, ["What becomes of an address bit when an element has two bytes?",
+                              "An element of 2 bytes is one address bit fewer."],
+                          [(4, "that is the number in bytes"), (2, "one bit fewer, not two")]),
+    # 4. Fragments
+    "04.holder": Question(10, ["Row 10 belongs to the same lanes as row 2.",
+                                "A row has four lanes of two columns each."]),
+    "04.addresses": Question([16 * row for row in range(16)],
+                             ["How long is a row of B, in bytes?", "Rows are 16 bytes long, one after the other."],
+                             [([8 * row for row in range(16)], "these are elements; addresses count bytes")]),
+    "04.element": Question((9, 12), ["Lane 6 is lane 2 and lane 4.",
+                                        "Add up their vectors, those of register 2 and warp 1."],
+                           [((1, 12), "the warp is missing")]),
+    "04.base_offset": Question(5, ["Count in rows of 128 bytes.", "Count from the last multiple of 1024."],
+                               [(69, "that is counted from 0; the pattern repeats each 8 rows")]),
+    "04.amd_holder": Question(19, ["First the column, then the group of four rows.",
+                                   "Columns are lanes 0 to 15; rows 4 to 7 are the next 16 lanes."]),
+    # 5. TMA
+    "05.longest": Question(16, ["The span of the swizzle is 64 bytes."], [(64, BYTES), (32, "a float32 has 4 bytes")]),
+    "05.zero_rows": Question(4, ["Rows -4, -3, ... do not exist."], [(12, "these are the rows that exist")]),
+    "05.byte": Question(
+        2176, ["How many columns does a box have?",
+               "Vector 9 is vector 1 of the second box, which starts at byte 2048.",
+               "The row is 1 of its box: place 1 XOR 1, one row of 128 bytes down."],
+        [(2192, "so it would be without the swizzle"), (1088, ELEMENTS)],
+    ),
+    "05.expected": Question(2048, ["A row that is taken twice is copied twice.", "Rows of 64 numbers of float16."],
+                            [(1024, ELEMENTS)]),
+    # 6. KV caches
+    "06.page_and_slot": Question(
+        (7, 8), ["It is in slot 40 % 16 of logical page 40 // 16.", "Or ask: draw_page_table(..., token=(2, 40))."],
+        [((2, 8), "that is the sequence's own third page; which page of the pool is it?")],
+    ),
+    "06.distance": Question(
+        -20224, ["How many pages, and how many slots, lie between them?",
+                 "2 bytes * (pages apart * page stride + slots apart * token stride); slot 15 to slot 0."],
+        [(-10112, ELEMENTS), (20224, "token 16 lies before token 15")],
+    ),
+    "06.nbytes": Question(272, ["What has a head: numbers of which size, and how many scales?",
+                                "For each head: 128 numbers of 1 byte and 128 / 64 scales of 4 bytes."],
+                          [(136, "that is one head"), (256, "the scales are missing"), (544, "K alone is asked")]),
+    "06.row": Question(101, ["From a page to the next there are 16 rows of each of the 3 layers."],
+                       [(37, "that is the index among the layer's own rows")]),
+    # 7. KV buffers
+    "07.byte": Question(
+        5440, ["In which block is column 40, and which vector of it is row 20's?",
+               "Column 40 is in block 1, from byte 64 * 64 on; vector 20 * 4 + 1 is at place swizzle(81)."],
+        [(5392, "so it would be without the swizzle"), (2720, ELEMENTS)],
+    ),
+    "07.saved": Question(12, ["How many does each picture say?"]),
+    "07.who": Question(1, ["Each wave brings two groups of 32 rows, and reads all.",
+                           "Its own wait tells a wave of its own copies only."]),
+    "07.columns": Question((0, 31), ["A load takes the next keys, not the next columns."],
+                           [((32, 63), "these would be the columns of the second block of each key")]),
+    "07.works": Question("None", ["What does the warning say?"]),
+    "07.key": Question(17, ["A key has 4 vectors.", "Vector 64 of the block is vector swizzle(64) of the tile."],
+                       [(16, "so it would be without the swizzle")]),
+    # 8. Fragments of a KV buffer
+    "08.key_and_depth": Question(
+        (50, 8), ["What distinguishes lanes 0 to 31 from lanes 32 to 63?",
+                  "Lanes 0 to 31 hold the 32 keys of a fragment, depth 0 to 7; the others the same, 8 to 15."],
+        [((18, 8), "that is its first fragment"), ((50, 0), "lanes from 32 on hold the other depth")],
+    ),
+    "08.mmas": Question(16, ["An instruction has 32 keys and 16 columns.", "Strips x k groups x fragments of keys."]),
+    "08.v_keys": Question(
+        [0, 1, 2, 3, 8, 9, 10, 11],
+        ["Which scores does a lane hold?", "A lane below 32 has those of keys 0 to 3, 8 to 11, 16 to 19, ..."],
+        [([0, 1, 2, 3, 4, 5, 6, 7], "so it would be in plain order: whose scores are they?")],
+    ),
+    "08.warp_keys": Question((64, 95), ["Warp w owns keys w * WN to (w + 1) * WN - 1."],
+                             [((64, 96), "the last key is meant, not the one after")]),
+    # 9. Decode
+    "09.rows": Question(3, ["How many query heads share a KV head?"],
+                        [(9, "these are all query heads"), (16, "that is the tile")]),
+    "09.nbytes": Question(230_400, ["K and V have as many.", "2 * keys * heads * 64 * 2 bytes"],
+                          [(115_200, "so many bytes, or so many numbers: K and V, two bytes each")]),
+    "09.working": Question(3, ["How many keys has a split?", "A split has 128 keys."],
+                           [(4, "the last one begins behind the end")]),
+    "09.sharing": Question(36, ["A share is the sum of the blocks over the teams, rounded up.",
+                                "How many shares do the long sequence's blocks fill?"]),
+    # 10. Prefill
+    "10.loaded": Question(11, ["All but those that are masked in full."],
+                          [(15, "those that are masked in full are among them")]),
+    "10.k_rows": Question(683, ["Row r sees the keys 0 to r.", "128 + 256 + ..."],
+                          [(768, "the last program does not read past the end"), (680, "row r sees r + 1 keys")]),
+    "10.empty": Question(3, ["Query i sees the keys up to i + 2 - 5."], [(2, "so many rows see a key")]),
+    # 11. MLA
+    "11.factor": Question(71, ["128 * (192 + 128) numbers a token, against 512 + 64."],
+                          [(80, "the numbers for the position belong to the row"), (43, "that is keys alone")]),
+    "11.nbytes": Question(267_904, ["rows * columns * 2, once"], [(535_808, "V is K's memory"), (133_952, ELEMENTS)]),
+    "11.more": Question(384, ["One multiplication a column."], [(576, "that is all of the absorbed ones")]),
+    # 12. fp8
+    "12.stored": Question(18, ["The nearest multiple of 2."], [(20, "18 is nearer"), (19, "it has no such number")]),
+    "12.nbytes": Question(136, ["64 numbers of one byte and one scale of four, twice."],
+                          [(68, "that is K alone"), (128, "the scales are missing")]),
+    "12.x": Question(-18, ["Half of 2^-9 is 2^-10.", "Then the factor 2^8."], [(-17, "half of it, besides")]),
+    # 13. On the chip
+    "13.byte": Question(752, ["Column 16 is vector 2 of its row.", "In row 5 it goes to vector 2 XOR 5."],
+                        [(672, "so it would be without the swizzle")]),
+    "13.place": Question((10, 2), ["Lane // 4 is the row, 2 * (lane % 4) the column.",
+                                   "Registers 2 and 3 are 8 rows below."], [((2, 2), "that is register 0")]),
+    "13.passes": Question(16, ["Eight lanes want one bank and none shares.", "Each pass is taken twice."],
+                          [(8, "each pass is taken twice")]),
+    "13.nbytes": Question(8_388_608, ["2 sequences x 2048 keys x 4 heads x 128 numbers of 2 bytes, twice."],
+                          [(4_194_304, "that is K alone, or numbers for bytes")]),
+    # 16. In your stack
+    "16.slot": Question(84, ["Its page is table[0, 20 // 16], its place there 20 % 16."],
+                        [(20, "that is the token's own number; where does its page begin?")]),
+    "16.together": Question(5, ["All share the first page.", "Each branch wrote into the second."],
+                            [(8, "the first page is one for all of them")]),
+    "16.nbytes": Question(80, ["K and V, 2 heads each.", "16 bytes of e4m3 and 4 of the scale."],
+                          [(64, "the scales are missing"), (40, "that is K alone")]),
+}

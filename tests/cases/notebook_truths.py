@@ -1,0 +1,218 @@
+"""What the notebooks' own objects say to their questions, in the place of the question."""
+TRUTHS = {
+    "01_follow_one_token": {
+        "01.slot": """
+truth = 9
+""",
+        "01.address": """
+truth = place.address(row, 0)
+""",
+        "01.lanes": """
+truth = np.unique(np.argwhere(fragments.row == row)[:, 0] % 32)
+""",
+    },
+    "02_layouts": {
+        "02.offset": """
+truth = Layout.row_major(64, 128)(3, 5)
+""",
+        "02.numbers": """
+truth = Layout('(32,33):(40,1)').cosize
+""",
+        "02.columns": """
+other = tensor.vectorize(1, 4).distribute(Layout.row_major(8, 2), 3)
+truth = other.load()[0, :, 0] % 16
+""",
+        "02.start": """
+truth = blocked_product(Layout.row_major(2, 4), Layout.row_major(2, 3))(2, 8)
+""",
+    },
+    "03_swizzles_and_banks": {
+        "03.passes": """
+truth = wavefronts('ld.shared.b32', lane * 8).wavefronts
+""",
+        "03.sent_to": """
+truth = swizzle(400)
+""",
+        "03.middle": """
+truth = Swizzle(2, 4, 3, 'byte').to('bf16').base
+""",
+    },
+    "04_fragments": {
+        "04.holder": """
+lanes_of_c, registers_of_c = np.indices((32, mma.regs_c))
+rows, columns = mma.c(lanes_of_c, registers_of_c)
+truth = np.argwhere((rows == 10) & (columns == 5))[0, 0]
+""",
+        "04.addresses": """
+truth = lane[:16] * 16
+""",
+        "04.element": """
+truth = accumulators(register=2, lane=6, warp=1)
+""",
+        "04.base_offset": """
+truth = 8832 // 128 % 8
+""",
+        "04.amd_holder": """
+lanes_of_c, registers_of_c = np.indices((64, mfma.regs_c))
+rows, columns = mfma.c(lanes_of_c, registers_of_c)
+truth = np.argwhere((rows == 5) & (columns == 3))[0, 0]
+""",
+    },
+    "05_tma": {
+        "05.longest": """
+truth = descriptor.swizzle.of('64B').granularity('float32')
+""",
+        "05.zero_rows": """
+smem = Memory(descriptor.image_bytes)
+tma.load(descriptor, (-4, 0), smem, 0)
+loaded = smem.load(descriptor.image(0), np.float16, 1)[..., 0]
+truth = np.count_nonzero((loaded == 0).all(axis=1))
+""",
+        "05.byte": """
+truth = kv.descriptor.image(2 * int(kv.offsets[1]))[1, 0, 8]
+""",
+        "05.expected": """
+sixteen = create_tma_tile_gather4(tensor, 64, "128B", tile_height=16)
+truth = sixteen.transaction_bytes
+""",
+    },
+    "06_kv_caches": {
+        "06.page_and_slot": """
+truth = (int(pool.lookup_table[2, 40 // PAGE]), 40 % PAGE)
+""",
+        "06.distance": """
+first, second = (int(keys.block_paged_ptr(2, t, 0).byte_address) for t in (15, 16))
+truth = second - first
+""",
+        "06.nbytes": """
+truth = 2 * (D8 * fp8.itemsize + quantised.head_dim_granularity * quantised.scale_dtype.itemsize)
+""",
+        "06.row": """
+truth = cache.get_tma_row(37)
+""",
+    },
+    "07_kv_buffer": {
+        "07.byte": """
+image = keys.smem_image().slots
+truth = 16 * int(np.flatnonzero((image[:1024] == (20, 5)).all(axis=1))[0])
+""",
+        "07.saved": """
+name, addresses = keys.read_addresses(0, bk_tile=1)
+truth = unswizzled.wavefronts - wavefronts(name, addresses[0, 0], arch='gfx950').wavefronts
+""",
+        "07.columns": """
+row_70 = part.smem_image().stage(1).slots
+vectors = row_70[row_70[:, 0] == 70 - 64, 1]
+truth = (8 * vectors.min(), 8 * vectors.max() + 7)
+""",
+        "07.works": """
+unswizzled_groups = replace(two_groups, swizzle=None)
+right = DecodeStreamingKVBuffer(unswizzled_groups, pool128.get_key_cache(0), 0, 0, num_keys=LENGTH)
+truth = 'None' if right.matrix_order else ''
+""",
+        "07.key": """
+truth = layout.offset_bases[9][0]
+""",
+        "07.who": """
+truth = met.later.warp
+""",
+    },
+    "08_kv_mma_op": {
+        "08.key_and_depth": """
+held = keys.fragment_map()
+truth = (held.row[50, 1, 0], held.col[50, 1, 0])
+""",
+        "08.mmas": """
+truth = instructions
+""",
+        "08.v_keys": """
+truth = values.fragment_map().row[5, 0]
+""",
+        "08.warp_keys": """
+rows = latent.fragment_map().row[2 * 64 : 3 * 64]
+truth = (rows.min(), rows.max())
+""",
+    },
+    "09_mha_decode": {
+        "09.rows": """
+truth = capture.group
+""",
+        "09.nbytes": """
+truth = 2 * (TOKEN + 1) * capture.kv_heads * capture.head_dim * 2
+""",
+        "09.working": """
+size = ceildiv(ceildiv(300, 4), config.BN) * config.BN
+truth = ceildiv(300, size)
+""",
+        "09.sharing": """
+truth = len(schedule.order_of(0))
+""",
+    },
+    "10_mha_prefill": {
+        "10.loaded": """
+truth = int((tiles != 3).sum())
+""",
+        "10.k_rows": """
+truth = sum((min(last + 1, N) for last in (127, 255, 298)))
+""",
+        "10.empty": """
+_, lse = mha_prefill(q[:, :5], k[:, :2], v[:, :2], return_lse=True)
+truth = int(np.isneginf(lse[0, :, 0]).sum())
+""",
+    },
+    "11_mla": {
+        "11.factor": """
+truth = round(128 * (192 + 128) / (512 + 64))
+""",
+        "11.nbytes": """
+read = int(N * (LATENT + ROPE) * 2)
+truth = read
+""",
+        "11.more": """
+truth = 512 + 64 - (128 + 64)
+""",
+    },
+    "12_fp8_kv": {
+        "12.stored": """
+truth = float(np.float32(18.9).astype(fp8))
+""",
+        "12.nbytes": """
+truth = 2 * (D + 4)
+""",
+        "12.x": """
+truth = -10 - 8
+""",
+    },
+    "13_on_the_chip": {
+        "13.byte": """
+truth = 2 * int(np.flatnonzero(dump == (8 + 5) * 128 + 16)[0])
+""",
+        "13.place": """
+tile = atom.tile_c(chip)
+rows, columns = atom.c(np.arange(32)[:, None], np.arange(4))
+assert tile[rows[9, 2], columns[9, 2]] == chip[9, 2]
+truth = (rows[9, 2], columns[9, 2])
+""",
+        "13.passes": """
+truth = wavefronts('atom.shared.cas.b32', 0 * lane, mask=255).wavefronts
+""",
+        "13.nbytes": """
+truth = k.nbytes + v.nbytes
+""",
+    },
+    "16_in_your_stack": {
+        "16.slot": """
+truth = int(slots[20])
+""",
+        "16.together": """
+truth = pool.num_pages - pool.num_free
+""",
+        "16.nbytes": """
+small = KVLabCache(model.config, num_pages=16, page_size=4, dtype=torch.float8_e4m3fn)
+with torch.no_grad():
+    copy.deepcopy(model).bfloat16()(ids[1:], **{CACHE_ARGUMENT: small})
+stored = small.pages.layers[0]
+truth = (stored.blocks.nbytes + stored.scales.nbytes) // (16 * 4)
+""",
+    },
+}

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from typing import Any
 
 import pytest
 import torch
 from exact_torch import close, exact, randn
+from sampled_grids import Case, label, sampled
 from torch import Tensor
 
 from kvlab.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
-Case = dict[str, Any]
 AXES: dict[str, tuple[Any, ...]] = {
     "S": (1, 3, 6), "causal": (False, True), "window": ((-1, -1), (4, 2), (-1, 0), (7, -1)),
     "rotary": (None, "pairs", "halves"), "new": (None, "as q", "fewer"),
@@ -32,24 +31,8 @@ STILL: Case = {"S": 3, "causal": False, "window": (-1, -1), "rotary": "halves", 
 """All queries at the position of the first."""
 
 
-def sampled(count: int, seed: int) -> list[Case]:
-    """Cases of the grid, drawn at random until each value of each axis is there; then ``count`` in all."""
-    draw = random.Random(seed)
-    cases: list[Case] = [STILL]
-    missing = {(axis, value) for axis, values in AXES.items() for value in values}
-    while len(cases) < count or missing:
-        case = {axis: draw.choice(values) for axis, values in AXES.items()}
-        if case["rotary"] and not case["new"]:
-            continue
-        if len(cases) >= count and not missing & set(case.items()):
-            continue
-        cases.append(case)
-        missing -= set(case.items())
-    return cases
-
-
-def label(case: Case) -> str:
-    return "-".join(str(value).replace(" ", "") for value in case.values())
+def turns_what_is_new(case: Case) -> bool:
+    return bool(case["new"] or not case["rotary"])
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, pairs: bool) -> Tensor:
@@ -125,14 +108,14 @@ def run_cache_case(case: Case, *, length: int, D: int, page: int, dtype: torch.d
     assert changed == written
 
 
-@pytest.mark.parametrize("case", sampled(10, 1), ids=label)
+@pytest.mark.parametrize("case", sampled(AXES, 10, 1, [STILL], turns_what_is_new), ids=label)
 def test_with_kvcache(case: Case) -> None:
     run_cache_case(case, length=24, D=32, page=8, dtype=torch.float32, device="cpu", backend="emulator")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-@pytest.mark.parametrize("case", sampled(120, 2), ids=label)
+@pytest.mark.parametrize("case", sampled(AXES, 120, 2, [STILL], turns_what_is_new), ids=label)
 def test_with_kvcache_on_a_gpu(case: Case, dtype: torch.dtype) -> None:
     run_cache_case(case, length=768, D=128, page=16, dtype=dtype, device="cuda")
 

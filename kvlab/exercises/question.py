@@ -39,7 +39,7 @@ class Question:
     mistakes: Sequence[tuple[Any, str]] = ()
 
     def verdict(self, answer: Any) -> str:
-        """What is said of an answer: "Right.", or that it is not it, and what it is if it is a mistake with a name."""
+        """Words for an answer: "Right.", or that it is not it, and what it is if it is a mistake with a name."""
         if same(answer, self.answer):
             return "Right."
         named = [text for wrong, text in self.mistakes if same(answer, wrong)]

@@ -14,6 +14,9 @@ from kvlab.xray.llir import IntArray, IrFunction, IrLine, LaneValues, Place, cal
 _ASM = re.compile(r'asm (?:sideeffect |convergent |alignstack |inteldialect )*"((?:[^"\\]|\\.)*)", "([^"]*)"\(')
 _PTX = re.compile(r"(?:@(!?)\$(\d+)\s+)?\b(ld|st|atom|red|ldmatrix|stmatrix|cp\.async)\.([\w.:]+)([^;]*)")
 _ATOMIC = ("add", "max", "min", "exch", "cas", "and", "or", "xor")
+_UNITS = re.compile(
+    r"\b(wgmma\.mma_async|tcgen05\.mma|cp(?:\.reduce)?\.async\.bulk\.tensor)([\w.:]*)([^;]*)"
+)
 _PLACE = re.compile(r"\[\s*\$(\d+)\s*(?:\+\s*(-?\d+)\s*)?[\],]")
 _SPACE = re.compile(r"addrspace\((\d+)\)")
 
@@ -23,7 +26,8 @@ class MemoryAccess:
     """One instruction that reads or writes memory, on all threads of the CTA.
 
     instruction   name as in the ISA: ``ld.shared.b128``, ``ldmatrix.x4``, ``ds_read_b128``, ``ld.global.b32``, ...
-    space         ``shared`` or ``global``; a copy from global to shared memory is ``shared`` and has ``source``
+    space         ``shared`` or ``global``; a copy from global to shared memory is ``shared`` and has ``source``;
+                  ``unit`` for TMA and the tensor cores, which find shared memory themselves: such have no addresses
     store         whether it writes
     nbytes        bytes a lane
     addresses     ``[warps, lanes]`` bytes: in shared memory from the kernel's first byte on
@@ -163,6 +167,9 @@ def _access(one, lanes, name, space, store, nbytes, value, *, offset=0, mask=Non
         notes = notes | {f"mask {note}" for note in mask.notes}
         if mask.notes and not active.any():
             active = np.ones(shape, np.bool_)
+    guard = lanes.guard(one.block)
+    if guard is not None:
+        active = active & (spread(guard.lanes) != 0)
     if source is not None:
         notes = notes | {f"source {note}" for note in source.notes}
     return MemoryAccess(
@@ -181,6 +188,10 @@ def _asm(one: IrLine, lanes: LaneValues, asm: re.Match[str]) -> Iterator[MemoryA
         at = int(number) - outputs
         return lanes.operand(*typed(operands[at])) if 0 <= at < len(operands) else None
 
+    for verb, kinds, body in _UNITS.findall(text):
+        registers = ".registers" if verb.startswith("wgmma") and re.search(r"\}\s*,\s*\{", body) else ""
+        yield MemoryAccess(verb + kinds + registers, "unit", False, 0, np.zeros((1, 1), np.int64),
+                           np.zeros((1, 1), np.bool_), None, one.place, one.depth)
     for negated, predicate, verb, kinds, body in _PTX.findall(text):
         mask = value(predicate) if predicate else None
         if mask is not None and negated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ SHARED = {
     "ttng.async_tma_copy_global_to_local": "tma", "ttng.async_tma_copy_local_to_global": "tma",
     "ttng.async_tma_gather": "tma", "ttng.async_tma_scatter": "tma", "ttng.async_tma_reduce": "tma",
     "ttng.tensormap_create": "scratch",
+    "ttg.warp_specialize": "scratch",
     "tt.atomic_rmw": "scratch", "tt.atomic_cas": "scratch", "ttg.local_gather": "read",
     "ttg.local_scatter": "write",
 }
@@ -63,7 +65,8 @@ class Allocation:
 class Edge:
     """A tensor's way between registers, shared memory and tensor cores, or to and from global memory.
 
-    operation    of the TTGIR;  ``line`` of the source, ``names`` that the source has for the result
+    operation    of the TTGIR;  ``line`` of the source, of another ``file`` than the kernel's or of that (empty);
+                 ``names`` that the source has for the result
     kind         read, write, copy, scratch, product, tma or global
     source, target   layouts; None for what is not laid out, or unknown
     allocation   the piece of shared memory, None where there is none
@@ -74,6 +77,7 @@ class Edge:
     why          words
     depth        loops that it is in
     measured     False where the count is a rule that no chip has confirmed
+    many         operations that it stands for, of a prologue and of its loop;  ``warps`` that execute it
     """
 
     operation: str
@@ -96,6 +100,13 @@ class Edge:
     why: str = ""
     measured: bool = True
     many: int = 1
+    warps: int = 4
+    file: str = ""
+
+    @property
+    def where(self) -> str:
+        """``line 7``, or ``helpers.py:7`` of another file than the kernel's."""
+        return f"{self.file}:{self.line}" if self.file else f"line {self.line}"
 
     @property
     def instructions(self) -> dict[str, int]:
@@ -134,7 +145,7 @@ class Edge:
         counts = ", ".join(f"{n} {name}" for name, n in self.instructions.items()) or "no instruction found"
         passes = f"{self.wavefronts} wavefronts, ideal {self.ideal}" if self.wavefronts else ""
         moved = f"{self.sectors} sectors, ideal {self.ideal_sectors}" if self.sectors else ""
-        what = f"line {self.line} {self.operation} {self.type or ''}: {counts}"
+        what = f"{self.where} {self.operation} {self.type or ''}: {counts}"
         return "; ".join(part for part in (what, passes, moved) if part)
 
 
@@ -190,7 +201,7 @@ def allocations(made: IrModule, shared: int) -> list[Allocation]:
         size = one.size if one.size is not None else _bytes(type_, layout) if kept else -1
         name = one.names[0] if one.names else one.results[0] if one.results else one.name
         end = last.get(one.results[0], one.end) if kept and one.results else one.end
-        found.append(Allocation(name, one.name, one.place[-1][0] if one.place else 0, one.offset, size,
+        found.append(Allocation(name, one.name, one.line, one.offset, size,
                                 str(type_ or ""), layout, (one.number, max(end, one.end))))
     known = sorted(found, key=lambda a: (a.offset is None, a.offset or 0))
     for piece in known:
@@ -268,13 +279,18 @@ def _edge(made: IrModule, one: IrOperation, kind: str, home: Allocation | None) 
     types = one.types
     source = made.encoding(types[0].encoding) if types else None
     target = made.encoding(types[-1].encoding) if len(types) > 1 else None
-    line, column = one.place[-1] if one.place else (0, 0)
+    line, column = one.line, next((column for line, column in one.place if line == one.line), 0)
     return Edge(one.name, kind, line, column, one.place, one.names, types[0] if types else None, source, target, home,
-                one.depth)
+                one.depth, warps=made.warps, file=made.where(one))
 
 
 def _homes(access: MemoryAccess, known: Sequence[Edge]) -> list[Edge]:
     """The edges that an instruction belongs to: of its place and kind; of several, by its addresses."""
+    if access.space == "unit":
+        kind = "tma" if "bulk" in access.instruction else "product"
+        fit = [edge for edge in known if edge.kind == kind]
+        return ([e for e in fit if e.place == access.place] or
+                [e for e in fit if access.place and e.line == access.place[-1][0]])[:1]
     kinds = {"global"} if access.space == "global" else {"copy", "global"} if access.source is not None else \
         {"write", "scratch"} if access.store else {"read", "scratch"}
     fit = [edge for edge in known if edge.kind in kinds and edge.place == access.place]
@@ -319,6 +335,8 @@ def _count(edge: Edge, arch: str) -> None:
         return
     if edge.kind == "product":
         edge.why, edge.measured = "the tensor cores read shared memory: one pass for every 128 bytes, any swizzle", True
+        passes = [product_wavefronts(access.instruction) or 0 for access in edge.accesses]
+        edge.wavefronts = edge.ideal = sum(passes) * max(1, edge.warps // 4)
         return
     if edge.kind == "tma":
         edge.why, edge.measured = "TMA writes whole rows of its swizzle", False
@@ -333,9 +351,17 @@ def _count(edge: Edge, arch: str) -> None:
         edge.why = "copies to shared memory" if edge.wavefronts else "no rule of passes is known"
 
 
-def product_wavefronts(instruction: str, elements: str) -> int | None:
-    """Passes of one wgmma for its operands in shared memory; None for one that kvlab does not know."""
+def product_wavefronts(instruction: str) -> int | None:
+    """Passes of one wgmma for its operands in shared memory; None for one that kvlab does not know.
+
+    >>> product_wavefronts("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16")
+    48
+    """
+    shape = re.search(r"\.(m\d+n\d+k\d+)\.\w+\.(\w+)", instruction)
+    if shape is None or not instruction.startswith("wgmma"):
+        return None
     try:
-        return shared_mma_wavefronts(get_atom(f"{instruction}.{elements}"))
+        atom = get_atom(f"wgmma.{shape[1]}.{shape[2]}")
     except ValueError:
         return None
+    return shared_mma_wavefronts(atom, a_in_registers=instruction.endswith(".registers"))

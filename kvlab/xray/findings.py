@@ -30,7 +30,7 @@ class Finding:
     """One cause of slowness.
 
     kind      its name: ``bank-conflict``, ``uncoalesced``, ``spill``, ...
-    line      of the source, 0 for the whole kernel
+    line      of the source, 0 for the whole kernel; ``file`` where it is another than the kernel's
     words     what is so, with numbers
     cost      estimated cycles of an SM for each CTA, loops taken 16 times: to order findings, no measurement
     cures     what would help; those with ``tried`` above 0 were counted by the model
@@ -46,9 +46,10 @@ class Finding:
     cost: float
     cures: tuple[Remedy, ...] = ()
     column: int = 0
+    file: str = ""
 
     def __str__(self) -> str:
-        where = f"line {self.line}: " if self.line else ""
+        where = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""
         cured = [f"{cure.words}" + (f" gives {cure.after} for {cure.before}" if cure.after != cure.before else "")
                  + (f" (all {cure.tried} tried)" if cure.tried > 1 else "") for cure in self.cures]
         return f"{self.kind}: {where}{self.words}." + (f" Cure: {'; or '.join(cured)}." if cured else "")
@@ -56,8 +57,11 @@ class Finding:
 
 def findings(xray: XRay) -> tuple[Finding, ...]:
     """All findings, the dearest first."""
-    found = [finding for rule in RULES for finding in rule(xray)]
-    return tuple(sorted(found, key=lambda one: -one.cost))
+    found: dict[tuple[object, ...], Finding] = {}
+    for one in (finding for rule in RULES for finding in rule(xray)):
+        key = one.kind, one.file, one.line, one.words  # of two partitions that run the same code
+        found[key] = replace(one, cost=one.cost + found[key].cost) if key in found else one
+    return tuple(sorted(found.values(), key=lambda one: -one.cost))
 
 
 def rule(function: Rule) -> Rule:
@@ -106,7 +110,7 @@ def bank_conflicts(xray: XRay) -> Iterator[Finding]:
                     [Remedy("no swizzle and no padding of this tile is better", edge.wavefronts, edge.wavefronts)]
         sure = 1.0 if edge.measured or xray.target.startswith("sm_") else 0.25
         yield Finding("bank-conflict", edge.line, words, sure * (edge.wavefronts - edge.ideal) * _trips(edge),
-                      tuple(found), edge.column)
+                      tuple(found), edge.column, edge.file)
 
 
 def _transposed(edge: Edge) -> Finding:
@@ -117,6 +121,7 @@ def _transposed(edge: Edge) -> Finding:
         f"{edge.nbytes} B a lane, {edge.wavefronts} wavefronts{_every(edge)}",
         (edge.wavefronts + 2 * many) * _trips(edge),
         (Remedy("the operand stored in memory with its K dimension contiguous ([N, K] for B)"),), edge.column,
+        edge.file,
     )
 
 
@@ -132,7 +137,7 @@ def _short_rows(edge: Edge) -> Finding | None:
         "short-rows", edge.line, f"cp.async of {edge.type}: rows of {length} B, and a pass moves part of one line of "
         f"128 B: {edge.wavefronts} wavefronts for {edge.ideal}{_every(edge)}",
         (edge.wavefronts - edge.ideal) * _trips(edge),
-        (Remedy("a tile with rows of 128 B", edge.wavefronts, edge.ideal, None, 1),), edge.column,
+        (Remedy("a tile with rows of 128 B", edge.wavefronts, edge.ideal, None, 1),), edge.column, edge.file,
     )
 
 
@@ -163,7 +168,7 @@ def uncoalesced(xray: XRay) -> Iterator[Finding]:
             cured = cures.register_order(edge, xray.target) or Remedy("neighbouring lanes at neighbouring addresses")
         cycles = L1_CYCLES if useful else SECTOR_CYCLES
         yield Finding(kind, edge.line, words, cycles * (edge.sectors - edge.ideal_sectors) * _trips(edge), (cured,),
-                      edge.column)
+                      edge.column, edge.file)
 
 
 def _from_memory(edge: Edge) -> bool:
@@ -194,6 +199,8 @@ def narrow(xray: XRay) -> Iterator[Finding]:
         if not edge.accesses or edge.kind not in ("global", "read", "write") or _is_atomic(edge):
             continue
         cured = _wider(edge)
+        if edge.kind != "global" and edge.type is not None and np.prod(edge.type.shape) < xray.threads:
+            continue  # words of one barrier or of a schedule
         if cured is None or (edge.kind == "write" and edge.allocation is not None and edge.allocation.fixed):
             continue
         if edge.kind != "global":
@@ -205,7 +212,7 @@ def narrow(xray: XRay) -> Iterator[Finding]:
         warps = len(edge.accesses[0].addresses)
         extra = L1_CYCLES * max(0, edge.sectors - edge.ideal_sectors)
         cost = (cured.before - cured.after) * warps / 2 + extra
-        yield Finding("narrow-access", edge.line, words, cost * _trips(edge), (cured,), edge.column)
+        yield Finding("narrow-access", edge.line, words, cost * _trips(edge), (cured,), edge.column, edge.file)
 
 
 @rule
@@ -226,7 +233,8 @@ def replicated(xray: XRay) -> Iterator[Finding]:
         fewer = max(1, xray.resources.warps * distinct // asked)
         cured = Remedy(f"num_warps={fewer}, or a larger block", asked, distinct * max(1, asked // distinct // (
             xray.resources.warps // fewer)), None, 1)
-        yield Finding("idle-threads", edge.line, words, (asked - distinct) / 32 * _trips(edge), (cured,), edge.column)
+        cost = (asked - distinct) / 32 * _trips(edge)
+        yield Finding("idle-threads", edge.line, words, cost, (cured,), edge.column, edge.file)
 
 
 @rule
@@ -276,7 +284,7 @@ def products(xray: XRay) -> Iterator[Finding]:
     for one in xray.module.operations:
         if one.name != "tt.dot" or not one.types:
             continue
-        line = one.place[-1][0] if one.place else 0
+        line = one.line
         parent = xray.module.encoding(one.types[-1].encoding)
         steps = float(np.prod(one.types[-1].shape)) * (one.types[0].shape[-1])
         trips = TRIPS**one.depth
@@ -310,7 +318,7 @@ def pipelining(xray: XRay) -> Iterator[Finding]:
             yield Finding("not-pipelined", edge.line, f"{edge.operation} of {edge.type} passes through registers and "
                           f"its loop waits for it: {why}", 600.0 * TRIPS**edge.depth / 8,
                           (Remedy("num_stages=3" if edge.nbytes >= 4 else "contiguous pieces of 4 B or more a lane"),),
-                          edge.column)
+                          edge.column, edge.file)
 
 
 @rule
@@ -322,7 +330,7 @@ def conversions(xray: XRay) -> Iterator[Finding]:
                      f"to {brief(edge.target)}")
             yield Finding("convert-in-loop", edge.line, words, (edge.wavefronts + 60) * _trips(edge),
                           (Remedy("operands that have the layout already: the same num_warps along the product's rows, "
-                                "or the value computed outside the loop"),), edge.column)
+                                "or the value computed outside the loop"),), edge.column, edge.file)
 
 
 @rule
@@ -342,20 +350,20 @@ def contended_atomics(xray: XRay) -> Iterator[Finding]:
             yield Finding("contended-atomic", edge.line, f"{edge.operation} of {edge.type}: {lanes}, one after another",
                           float(active * (4 if known else 1)) * _trips(edge),
                           (Remedy("tl.sum of the block first, then one atomic", active, places, None, 1)
-                           if known else Remedy("tl.histogram of the block first"),), edge.column)
+                           if known else Remedy("tl.histogram of the block first"),), edge.column, edge.file)
 
 
 @rule
 def divisions(xray: XRay) -> Iterator[Finding]:
     """Integer divisions by values that are no constants, in a loop."""
-    found: dict[int, int] = {}
+    lines = []
     for one in xray.function.instructions:
         if one.opcode in ("sdiv", "udiv", "srem", "urem") and one.depth and not re.search(r", -?\d+$", one.text):
-            line = one.place[-1][0] if one.place else 0
-            found[line] = found.get(line, 0) + 1
-    for line, many in found.items():
-        yield Finding("integer-division", line, f"{many} integer division{'s' * (many != 1)} by a value that is no "
-                      "constant, on each trip of a loop", 20.0 * many * TRIPS,
+            lines.append(xray.function.line(one.place))
+    if lines:
+        many, where = len(lines), ", ".join(map(str, sorted(set(lines))))
+        yield Finding("integer-division", min(lines), f"{many} integer division{'s' * (many != 1)} by a value that is "
+                      f"no constant, on each trip of a loop (lines {where})", 20.0 * many * TRIPS,
                       (Remedy("a constexpr divisor (a power of two becomes a shift), or a division outside the loop"),))
 
 
@@ -380,4 +388,4 @@ def gathers(xray: XRay) -> Iterator[Finding]:
             yield Finding("gather", edge.line, f"{edge.operation} of {edge.type} with {edge.nbytes} B a lane at "
                           f"addresses that come from memory: up to {lanes} sectors{_every(edge)}",
                           SECTOR_CYCLES * lanes * _trips(edge) / 4,
-                          (Remedy("rows: a whole row of contiguous elements for each index"),), edge.column)
+                          (Remedy("rows: a whole row of contiguous elements for each index"),), edge.column, edge.file)

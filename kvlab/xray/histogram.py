@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from kvlab.triton_support.compile import Compiled
+from kvlab.xray.ttgir import in_library
 
 #: kind -> what its instructions are called: PTX, AMD assembly
 KINDS: Mapping[str, tuple[str, str]] = {
@@ -32,7 +33,8 @@ KINDS: Mapping[str, tuple[str, str]] = {
 }
 _OPCODE = {"ptx": re.compile(r"^\s*(?:\{\s*)?(?:@!?%\w+\s+)?([a-z][\w.:]*)\s"),
            "amdgcn": re.compile(r"^\s+((?:v|s|ds|buffer|global|flat|scratch|tensor)_\w+)(.*)")}
-_LINE = re.compile(r"^\s*\.loc\s+\d+ (\d+) (\d+)(.*)$")
+_LINE = re.compile(r"^\s*\.loc\s+\d+ (\d+) \d+(.*)$")
+_FILE = re.compile(r'^\s*\.file\s+\d+ (?:"([^"]*)" )?"([^"]*)"', re.M)
 
 
 def histogram(made: Compiled) -> dict[str, dict[str, Counter[int]]]:
@@ -41,11 +43,13 @@ def histogram(made: Compiled) -> dict[str, dict[str, Counter[int]]]:
     patterns = [(kind, re.compile(pair[language != "ptx"])) for kind, pair in KINDS.items()]
     found: dict[str, dict[str, Counter[int]]] = {}
     kinds: dict[str, str | None] = {}
+    library = {name.split("/")[-1] for folder, name in _FILE.findall(made.asm[language])
+               if in_library(f"{folder}/{name}")}
     line = 0
     for text in made.asm[language].splitlines():
         if where := _LINE.match(text):
-            outer = re.findall(r":(\d+):\d+", where[3])
-            line = int(outer[-1]) if outer else int(where[1])
+            frames = re.findall(r"([\w.-]+):(\d+):\d+", where[2]) or [("", where[1])]
+            line = int(next((number for name, number in frames if name not in library), frames[-1][1]))
             continue
         opcode = _OPCODE[language].match(text)
         if opcode is None or opcode[1].startswith("."):

@@ -22,6 +22,8 @@ _LABEL = re.compile(r'^([\w.$-]+|"[^"]+"):')
 _NAME = re.compile(r'%(?:[\w.$-]+|"[^"]+")')
 _DEBUG = re.compile(r", !dbg !(\d+)")
 _LOCATION = re.compile(r"^!(\d+) = (?:distinct )?!DILocation\((.*)\)$", re.M)
+_FILE = re.compile(r'^!(\d+) = !DIFile\(filename: "([^"]*)"(?:, directory: "([^"]*)")?', re.M)
+_SCOPE = re.compile(r"^!(\d+) = (?:distinct )?!DI(?:Subprogram|LexicalBlock\w*)\(.*?\bfile: !(\d+)", re.M)
 _SIZES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "ptr": 8}
 _BINARY = ("add", "sub", "mul", "shl", "lshr", "ashr", "and", "or", "xor", "udiv", "sdiv", "urem", "srem")
 _FLAGS = {"nuw", "nsw", "exact", "disjoint", "nneg", "inbounds", "samesign", "tail", "musttail", "notail", "fast",
@@ -31,7 +33,8 @@ _FLAGS = {"nuw", "nsw", "exact", "disjoint", "nneg", "inbounds", "samesign", "ta
 class Value(NamedTuple):
     """Contents of a name: ``lanes`` ``[threads or 1, elements]``, and what had to be assumed for it.
 
-    notes   ``data`` where it comes from memory or floats, counted as 0; ``unknown NAME`` for an operation not known
+    notes   ``data`` where it comes from memory or floats, counted as 0; ``uniform`` where it does so and is the same on
+            all lanes; ``unknown NAME`` for an operation that is not known
     """
 
     lanes: IntArray
@@ -52,12 +55,17 @@ class IrLine:
 
 @dataclass
 class IrFunction:
-    """The kernel: names and types of arguments, labels of blocks, instructions."""
+    """The kernel: names and types of arguments, labels of blocks, instructions; the source's line of each place."""
 
     name: str
     arguments: list[tuple[str, str]]
     labels: list[str] = field(default_factory=list)
+    lines: Mapping[Place, int] = field(default_factory=dict)
     instructions: list[IrLine] = field(default_factory=list)
+
+    def line(self, place: Place) -> int:
+        """Line of the source of a place, outside Triton's own library; 0 for none."""
+        return self.lines.get(place, place[-1][0] if place else 0)
 
 
 def split(text: str, by: str = ",") -> list[str]:
@@ -134,9 +142,30 @@ def places(text: str) -> dict[int, Place]:
     return found
 
 
+def _lines(text: str, where: Mapping[int, Place]) -> dict[Place, int]:
+    """The innermost line of each place that is not of Triton's own library."""
+    files = {number: f"{folder}/{name}" for number, name, folder in _FILE.findall(text)}
+    scopes = {number: files.get(file, "") for number, file in _SCOPE.findall(text)}
+    fields = {}
+    for number, body in _LOCATION.findall(text):
+        scope, inside = re.search(r"scope: !(\d+)", body), re.search(r"inlinedAt: !(\d+)", body)
+        fields[int(number)] = scopes.get(scope[1], "") if scope else "", int(inside[1]) if inside else None
+    found: dict[Place, int] = {}
+    for number, place in where.items():
+        at: int | None = number
+        for line, _ in place:
+            file, outer = fields[at] if at is not None else ("", None)
+            if "/triton/" not in file or "site-packages" not in file:
+                found[place] = line
+                break
+            at = outer
+    return found
+
+
 def functions(text: str) -> list[IrFunction]:
     """The functions that a module defines, the kernel first."""
     where = places(text)
+    lines = _lines(text, where)
     made: list[IrFunction] = []
     current: IrFunction | None = None
     for line in text.splitlines():
@@ -148,6 +177,7 @@ def functions(text: str) -> list[IrFunction]:
                     named = [(value or f"%{n}", kind) for n, (kind, value) in enumerate(arguments)]
                     current = IrFunction(head[1], [(name.split()[-1], kind) for name, kind in named])
                     current.labels.append(f"%{len(arguments)}")
+                    current.lines = lines
             continue
         if line.startswith("}"):
             made.append(_with_loops(current))
@@ -253,6 +283,34 @@ class LaneValues:
             for (name, _), value in zip(made.arguments, arguments, strict=True)
         }
         self._open: set[str] = set()
+        self.by_end = [one for one in made.instructions if one.opcode == "br"]
+        self._ways: dict[int, list[tuple[IrLine, list[int]]]] | None = None
+
+    def guard(self, block: int) -> Value | None:
+        """Lanes that come to a block, where branches before it ask for each lane; None: all do, as far as is seen.
+
+        Followed up through blocks that have one way in.
+        """
+        if self._ways is None:
+            self._ways = {}
+            for one in self.by_end:
+                if one.opcode == "br":
+                    labels = [self.labels[name] for name in re.findall(r"label (%[\w.$-]+)", one.text)
+                              if name in self.labels]
+                    for target in set(labels):
+                        self._ways.setdefault(target, []).append((one, labels))
+        found: Value | None = None
+        seen: set[int] = set()
+        while len(self._ways.get(block, ())) == 1 and block not in seen:
+            seen.add(block)
+            one, labels = self._ways[block][0]
+            if len(labels) == 2 and labels[0] != labels[1]:
+                condition = self.operand("i1", split(one.text)[0].removeprefix("i1 "))
+                taken = condition.lanes if labels[0] == block else 1 - condition.lanes
+                if not condition.notes and (taken != taken[:1]).any():
+                    found = Value(taken if found is None else found.lanes * taken)
+            block = one.block
+        return found
 
     def operand(self, kind: str, text: str) -> Value:
         """Value of an operand of this type: a name, a number, a constant expression."""
@@ -281,8 +339,10 @@ class LaneValues:
     def _needs(self, one: IrLine) -> list[str]:
         if one.opcode == "phi":
             return _NAME.findall(self._incoming(one)[1])
-        if one.opcode in ("load", "atomicrmw", "cmpxchg") or (one.opcode == "call" and not self._known_call(one)):
-            return []
+        if one.opcode in ("load", "atomicrmw"):
+            return _NAME.findall(split(one.text)[one.opcode == "load"])
+        if one.opcode == "call" and not self._known_call(one):
+            return _NAME.findall(one.text) if " asm " in f" {one.text}" and "ld." in one.text else []
         names = _NAME.findall(one.text)
         return [name for name in names if name in self.by_name or name in self.known]
 
@@ -404,9 +464,20 @@ class LaneValues:
             order = [0] * _elements(typed(mask)[0]) if body in ("zeroinitializer", "poison", "undef") else \
                 [int(n) if n.isdigit() else 0 for n in re.findall(r"i32 (\w+)", body)]
             return Value(both[:, order], a.notes | b.notes)
+        if opcode == "load":
+            return self._loaded([typed(split(text)[1])])
         if opcode == "call":
+            if "asm" in text.split('"')[0]:
+                operands = split(call_arguments("@f(" + text.split('"(', 1)[1])) if "ld." in text else []
+                return self._loaded([typed(one) for one in operands]) if operands else _unknown("data")
             return self._call(one)
         return _unknown("data")
+
+    def _loaded(self, operands: Sequence[tuple[str, str]]) -> Value:
+        """What memory holds: the same on all lanes where all ask for one place."""
+        pointers = [self.operand(*one) for one in operands if one[0].startswith("ptr")]
+        same = bool(pointers) and all((p.lanes == p.lanes[:1]).all() and "data" not in p.notes for p in pointers)
+        return _unknown("uniform" if same else "data")
 
     def _call(self, one: IrLine) -> Value:
         name = _call_name(one.text) or ""

@@ -67,7 +67,7 @@ def xray(
     ways = edges(module, found, pieces, made.target)
     held = {id(access) for edge in ways for access in edge.accesses}
     spills = made.spills if made.stack else 0
-    resources = Resources(made.target, made.registers, spills, made.stack, made.shared, module.warps)
+    resources = Resources(made.target, made.registers, spills, made.stack, made.shared, made.num_warps)
     result = XRay(
         made.name, made.target, made, module, function, resources, tuple(ways), tuple(pieces),
         tuple(access for access in found if id(access) not in held), assumed, (0.0, 0.0), _source(fn),

@@ -17,13 +17,16 @@ def as_text(xray: XRay) -> str:
     """The whole X-ray in words."""
     lines = [f"{xray.name} on {xray.target}: {xray.resources}"]
     if xray.assumed:
-        lines.append("Taken for arguments: " + ", ".join(f"{name}={value}" for name, value in xray.assumed.items()))
+        names = [f"{name}={value}" for name, value in xray.assumed.items()]
+        lines.append("Taken for arguments: " + ", ".join(names[:8]) + f" and {len(names) - 8} more" * (len(names) > 8))
     lines += ["", "Findings" if xray.findings else "No findings"]
     lines += [f"  {place}. {finding}" for place, finding in enumerate(xray.findings, 1)]
     lines += ["", "Shared memory"] + [f"  {piece}" for piece in xray.allocations] if xray.allocations else []
     lines += ["", "Edges"] + [f"  {edge}" for edge in xray.edges]
     lines += ["", "Layouts"] + [f"  #{name}: {brief(layout)}" for name, layout in xray.layouts.items()]
     lines += ["", "Instructions"] + [f"  {row}" for row in _counts(xray)]
+    if xray.notes:
+        lines += ["", "To know"] + [f"  {what}" for what in xray.notes]
     if xray.unknown:
         lines += ["", "Not known here"] + [f"  {what}" for what in xray.unknown]
     return "\n".join(lines)
@@ -63,7 +66,7 @@ def as_data(xray: XRay) -> dict[str, Any]:
         "edges": [_edge(edge) for edge in xray.edges],
         "instructions": {kind: {name: dict(lines) for name, lines in names.items()}
                          for kind, names in xray.histogram.items()},
-        "unknown": xray.unknown,
+        "unknown": xray.unknown, "notes": xray.notes,
     }
 
 
@@ -114,6 +117,8 @@ def as_html(xray: XRay) -> str:
         (kind, name, lines.total(), ", ".join(f"{line}: {n}" for line, n in sorted(lines.items())))
         for kind, names in xray.histogram.items() for name, lines in names.items()]))
     out.append(_layouts(xray))
+    if xray.notes:
+        out.append(_table("To know of the counts", ("what",), [(what,) for what in xray.notes]))
     if xray.unknown:
         out.append(_table("Not known here", ("what",), [(what,) for what in xray.unknown]))
     return "".join(out) + "</div>"

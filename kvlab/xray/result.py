@@ -12,6 +12,7 @@ from kvlab.common.drawn import Shown
 from kvlab.layout.encodings import Encoding
 from kvlab.triton_support.compile import Compiled
 from kvlab.xray import findings as rules
+from kvlab.xray.accesses import MemoryAccess
 from kvlab.xray.edges import Allocation, Edge
 from kvlab.xray.findings import Finding
 from kvlab.xray.histogram import histogram
@@ -42,7 +43,7 @@ class XRay(Shown):
     resources: Resources
     edges: tuple[Edge, ...]
     allocations: tuple[Allocation, ...]
-    unplaced: tuple[Any, ...]
+    unplaced: tuple[MemoryAccess, ...]
     assumed: Mapping[str, int]
     seconds: tuple[float, float]
     source: Mapping[int, str]
@@ -68,10 +69,28 @@ class XRay(Shown):
                              if one.offset is not None and one.name not in SHARED})
         notes = Counter(note for edge in self.edges for access in edge.accesses for note in access.notes
                         if note.startswith("unknown"))
-        stray = Counter(f"{a.instruction} at line {a.place[-1][0] if a.place else '?'}" for a in self.unplaced)
+        stray = Counter(f"{a.instruction} at line {self.function.line(a.place) or '?'}" for a in self.unplaced)
         return [*layouts, *(f"shared memory of {name}" for name in operations),
                 *(f"address: {note}, {many} times" for note, many in notes.items()),
                 *(f"access {what}, {many} times" for what, many in stray.items())]
+
+    @property
+    def notes(self) -> list[str]:
+        """Limits of the counts: accesses that the last stage of the compiler joined, so that the PTX has fewer."""
+        found = []
+        for kind, start in (("shared load", "ld.shared"), ("shared store", "st.shared"), ("global load", "ld.global"),
+                            ("global store", "st.global")):
+            ours = sum(access.instruction.startswith(start) for access in self._accesses)
+            theirs = sum(lines.total() for lines in self.histogram.get(kind, {}).values())
+            if self.target.startswith("sm_") and theirs < ours:
+                found.append(f"{ours} accesses of kind {start} are counted; the PTX has {theirs}, some of them joined")
+        return found
+
+    @property
+    def _accesses(self) -> list[MemoryAccess]:
+        found = {id(a): a for edge in self.edges for a in edge.accesses
+                 if (edge.kind == "global") == (a.space == "global")}
+        return [*found.values(), *self.unplaced]
 
     @functools.cached_property
     def histogram(self) -> dict[str, dict[str, Counter[int]]]:

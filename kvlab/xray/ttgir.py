@@ -50,7 +50,8 @@ class TensorType:
 
 @dataclass
 class IrOperation:
-    """One operation: results, name, operands, types in the order of the text, place, loops that it is in, number.
+    """One operation: results, name, operands, types in the order of the text, place, loops that it is in, number; the
+    line of the source that it belongs to, outside Triton's own library, and its file unless that is the kernel's.
 
     ``offset`` and ``size`` are bytes of shared memory that the allocation gave it, None where it gave none.
     """
@@ -64,6 +65,8 @@ class IrOperation:
     names: tuple[str, ...]
     depth: int
     text: str
+    line: int = 0
+    file: str = ""
     offset: int | None = None
     size: int | None = None
     end: int = 0
@@ -84,6 +87,10 @@ class IrModule:
     warp_size: int = 32
     shared: int | None = None
     file: str = ""
+
+    def where(self, one: IrOperation) -> str:
+        """File's name of an operation's line; empty where it is the kernel's own."""
+        return "" if one.file == self.file else one.file.rpartition("/")[2]
 
     def encoding(self, text: str) -> Encoding | None:
         """The encoding that this text names; None for one that kvlab does not know."""
@@ -129,34 +136,62 @@ def types_of(text: str) -> tuple[TensorType, ...]:
     return tuple(found)
 
 
-def locations(text: str) -> dict[str, tuple[Place, tuple[str, ...], str]]:
-    """Place, names and file of each location that a module names."""
-    bodies = dict(_LOCATION.findall(text))
-    known: dict[str, tuple[Place, tuple[str, ...], str]] = {}
+@dataclass(frozen=True)
+class IrLocation:
+    """A place in the source: frames (file, line, column), the innermost call first, and names that it gives."""
 
-    def resolve(body: str, deep: int = 0) -> tuple[Place, tuple[str, ...], str]:
+    frames: tuple[tuple[str, int, int], ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> Place:
+        """Lines and columns, the innermost call first."""
+        return tuple((line, column) for _, line, column in self.frames)
+
+    @property
+    def line(self) -> int:
+        """The innermost line that is not of Triton's own library; 0 for none."""
+        return self._own[1]
+
+    @property
+    def file(self) -> str:
+        """The file of :attr:`line`."""
+        return self._own[0]
+
+    @property
+    def _own(self) -> tuple[str, int, int]:
+        own = [frame for frame in self.frames if not in_library(frame[0])]
+        return own[0] if own else self.frames[-1] if self.frames else ("", 0, 0)
+
+
+def locations(text: str) -> dict[str, IrLocation]:
+    """Each location that a module names."""
+    bodies = dict(_LOCATION.findall(text))
+    known: dict[str, IrLocation] = {}
+
+    def resolve(body: str, deep: int = 0) -> IrLocation:
         body = body.strip()
         if deep > 64:
-            return (), (), ""
+            return IrLocation()
         if body.startswith("#"):
             name = body[1:]
             if name not in known and name in bodies:
-                known[name] = ((), (), "")
+                known[name] = IrLocation()
                 known[name] = resolve(bodies[name], deep + 1)
-            return known.get(name, ((), (), ""))
+            return known.get(name, IrLocation())
         if found := re.match(r'"([^"]*)":(\d+):(\d+)', body):
-            return ((int(found[2]), int(found[3])),), (), found[1]
+            return IrLocation(((found[1], int(found[2]), int(found[3])),))
         if body.startswith("callsite("):
             callee, _, caller = body[9:-1].rpartition(" at ")
             inner, outer = resolve(callee, deep + 1), resolve(caller, deep + 1)
-            return inner[0] + outer[0], outer[1], outer[2] or inner[2]
+            return IrLocation(inner.frames + outer.frames, outer.names)
         if found := re.match(r'"([^"]*)"\((.*)\)$', body):
-            place, names, file = resolve(found[2], deep + 1)
-            return place, (found[1], *names), file
+            inside = resolve(found[2], deep + 1)
+            return IrLocation(inside.frames, (found[1], *inside.names))
         if body.startswith("fused"):
             parts = split(re.sub(r"^fused(<[^>]*>)?\[|\]$", "", body))
-            return resolve(parts[0], deep + 1) if parts else ((), (), "")
-        return (), (), ""
+            return resolve(parts[0], deep + 1) if parts else IrLocation()
+        return IrLocation()
 
     for name, body in bodies.items():
         if name not in known:
@@ -179,17 +214,18 @@ def read(text: str) -> IrModule:
                 made.warp_size = int(number)
             elif name == "shared":
                 made.shared = int(number)
-    made.file = next((file for _, _, file in where.values() if file), "")
+    home = re.search(r"^  \} loc\(#(loc\d*)\)$", text, re.M)
+    made.file = where[home[1]].file if home and home[1] in where else ""
     open_: list[IrOperation] = []
     captured: dict[int, tuple[str, ...]] = {}
     for raw in text.splitlines():
         line = raw.strip()
         if not line or line.startswith(("#", "module", "^", "//")):
             continue
-        body, place, names = _located(line, where)
+        body, at = _located(line, where)
         if body.startswith("}"):
             if open_:
-                _close(made, open_[-1], body, place, names)
+                _close(made, open_[-1], body, at)
                 if not body.rstrip().endswith("{"):
                     open_.pop()
             continue
@@ -204,7 +240,7 @@ def read(text: str) -> IrModule:
         if found is None:
             continue
         depth = sum(one.name in _LOOPS for one in open_)
-        one = _operation(made, found, body, place, names, depth)
+        one = _operation(made, found, body, at, depth)
         if one.name == "ttg.warp_specialize":
             captured[-1] = one.operands
         made.operations.append(one)
@@ -214,25 +250,31 @@ def read(text: str) -> IrModule:
     return made
 
 
-def _located(line: str, where: Mapping[str, tuple[Place, tuple[str, ...], str]]) -> tuple[str, Place, tuple[str, ...]]:
+def in_library(file: str) -> bool:
+    """Tells whether a file is one of Triton's own.
+
+    >>> in_library("/lib/python3.11/site-packages/triton/language/standard.py"), in_library("/home/me/triton/mine.py")
+    (True, False)
+    """
+    return "/site-packages/triton/" in file or "/triton/language/" in file or "/triton/experimental/" in file
+
+
+def _located(line: str, where: Mapping[str, IrLocation]) -> tuple[str, IrLocation]:
     body, _, location = line.rpartition(" loc(")
     if not body:
-        return line, (), ()
-    place, names, _ = where.get(location[1:].rstrip(")"), ((), (), ""))
-    return body, place, names
+        return line, IrLocation()
+    return body, where.get(location[1:].rstrip(")"), IrLocation())
 
 
-def _operation(
-    made: IrModule, found: re.Match[str], body: str, place: Place, names: tuple[str, ...], depth: int
-) -> IrOperation:
+def _operation(made: IrModule, found: re.Match[str], body: str, at: IrLocation, depth: int) -> IrOperation:
     name, rest = found[2], found[3]
     results: list[str] = []
     for result in (found[1] or "").split(", "):
         base, _, many = result.partition(":")
         results += [f"{base}#{n}" for n in range(int(many))] if many else [base] * bool(base)
     number = len(made.operations)
-    one = IrOperation(number, tuple(results), name, tuple(_NAME.findall(rest)), types_of(rest), place, names, depth,
-                      body, end=number)
+    one = IrOperation(number, tuple(results), name, tuple(_NAME.findall(rest)), types_of(rest), at.place, at.names,
+                      depth, body, at.line, at.file, end=number)
     _memory(one, rest)
     if name.startswith("ttg.memdesc_") or name in ("ttg.memdesc_index", "ttg.memdesc_subslice"):
         made.same[results[0]] = one.operands[0]
@@ -256,13 +298,13 @@ def _arguments(made: IrModule, one: IrOperation, body: str) -> None:
             made.same[one.results[place]] = outer
 
 
-def _close(made: IrModule, one: IrOperation, body: str, place: Place, names: tuple[str, ...]) -> None:
+def _close(made: IrModule, one: IrOperation, body: str, at: IrLocation) -> None:
     one.end = len(made.operations)
     _memory(one, body)
     if types := types_of(body):
         one.types = one.types + types
-    if place and not one.place:
-        one.place, one.names = place, names
+    if at.frames and not one.place:
+        one.place, one.names, one.line, one.file = at.place, at.names, at.line, at.file
 
 
 def offsets(made: Compiled) -> str:

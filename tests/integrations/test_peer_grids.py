@@ -123,9 +123,10 @@ def vllm_unified(case: Case, device: str, **more: Any) -> None:
     out, descale = torch.empty_like(q), torch.ones(3, kv_heads, device=device) if case["q"] else None
     starts = torch.tensor([0, *itertools.accumulate(new)], dtype=torch.int32)
     left = -1 if case["window"] is None else case["window"] - 1
+    used = torch.tensor(lens, dtype=torch.int32, device=device)
     vllm.unified_attention(
-        *arrays, out, starts.to(device), max(new), torch.tensor(lens, dtype=torch.int32, device=device), max(lens), None,
-        True, (left, 0 if left >= 0 else -1), table.to(device), case["softcap"], None, descale, descale, **more,
+        *arrays, out, starts.to(device), max(new), used, max(lens), None, True,
+        (left, 0 if left >= 0 else -1), table.to(device), case["softcap"], None, descale, descale, **more,
     )
     for b, (i, j) in enumerate(itertools.pairwise(starts.tolist())):
         k, v = (cache[table[b].long().to(device)].flatten(0, 1)[: lens[b]].float() for cache in arrays[1:])

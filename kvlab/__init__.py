@@ -24,6 +24,7 @@ _ROOMS = (
     "layout",
     "memory",
     "mirror",
+    "rosetta",
     "simt",
     "staging",
     "triton_support",

@@ -19,8 +19,8 @@ import pytest
 import kvlab
 
 ROOMS = (
-    "memory", "layout", "layout.encodings", "hardware", "formats", "cache", "staging", "attention", "mirror", "viz",
-    "data",
+    "memory", "layout", "layout.encodings", "hardware", "rosetta", "formats", "cache", "staging", "attention", "mirror",
+    "viz", "data",
 )
 
 

@@ -20,7 +20,7 @@ app = typer.Typer(
 PASSED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": ["-h", "--help"]}
 
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of words.")]
-Text = Annotated[str, typer.Argument(help="CuTe text, an encoding of TTGIR, or rows x columns: '64x128'.")]
+Text = Annotated[str, typer.Argument(help="CuTe, TTGIR, Gluon, hex, ..., 64x128; -: the standard input.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", "-d", help="Of an element: bf16, f16, f32, e4m3, i8, ...")]
 Access = Annotated[str | None, typer.Option("--access", "-a", help="ldmatrix.x4, stmatrix.x2.trans, wgmma, ...")]
 Arch = Annotated[str, typer.Option("--arch", help="Whose banks: sm_80 to sm_120, gfx942, gfx950, ...")]
@@ -51,7 +51,7 @@ def draw(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file: .svg, .html or .png.")] = None,
     shape: Shape = None, arch: Arch = "sm_90", swizzle_unit: Unit = None, json: Json = False,
 ) -> None:
-    """Draw a layout, a swizzle or an encoding, and the passes of an access to it.
+    """Say and draw what a pasted text describes: a layout, an encoding, a descriptor, ...; with an access, its passes.
 
     kvlab draw "Sw<3,3,3> o (8,64):(64,1)" --dtype f16 --access ldmatrix.x4 -o x.svg
     """

@@ -44,9 +44,9 @@ def arguments(texts: Iterable[str], fill: str) -> dict[str, Any]:
     number, ``range`` (0, 1, 2, ...), ``random`` or a list of numbers; without one it is ``fill`` for floats, 0 for
     integers. Anything else is a literal of Python, or text.
 
-    >>> made = arguments(["q=2x4:bf16", "lens=2:i32=7", "at=3:i64=0,2,5", "causal=True", "arch=sm_80"], "0")
-    >>> made["q"].shape, made["lens"].tolist(), made["at"].tolist(), made["causal"], made["arch"]
-    ((2, 4), [7, 7], [0, 2, 5], True, 'sm_80')
+    >>> made = arguments(["q=2x4:bf16", "lens=2:i32=7", "at=3:i64=0,2,5", "n=2:i32", "causal=True"], "random")
+    >>> made["q"].shape, made["lens"].tolist(), made["at"].tolist(), made["n"].tolist(), made["causal"]
+    ((2, 4), [7, 7], [0, 2, 5], [0, 0], True)
     """
     found: dict[str, Any] = {}
     for text in texts:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ from rich.markup import escape
 
 from kvlab.command.answers import Answer
 from kvlab.hardware import Cure, best_padding, best_swizzle
-from kvlab.layout import ComposedLayout, Layout, format_layout, from_cute
-from kvlab.layout.encodings import SharedEncoding, from_ttgir
+from kvlab.layout import ComposedLayout, Layout, format_layout
+from kvlab.layout.encodings import Encoding, SharedEncoding, from_ttgir
 from kvlab.memory import as_dtype
+from kvlab.rosetta import Recognised, recognise
 from kvlab.viz import Canvas, Picture, draw, draw_punch_card, save
 
 _SIZES = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s*")
@@ -35,34 +38,36 @@ def sizes(name: str, text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def read(text: str, dtype: str | None, unit: str | None = None) -> Any:
-    """The layout that a text is: CuTe's, an encoding of TTGIR, or rows x columns of a row-major tile.
+def read(text: str, dtype: str | None, unit: str | None = None, shape: str | None = None) -> Recognised:
+    """The text recognised (:func:`kvlab.rosetta.recognise`), ``-`` for what the standard input holds; ``shape`` is an
+    encoding's, before that of its type.
 
-    >>> read("8x64", None), read("(8,64):(64,1)", None)
-    (Layout("(8,64):(64,1)"), Layout("(8,64):(64,1)"))
+    >>> read("8x64", None).object, read("#ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>",
+    ...                                 "f16", shape="16x64").how["shape"]
+    (Layout("(8,64):(64,1)"), (16, 64))
     """
-    if found := _SIZES.fullmatch(text):
-        return Layout.row_major(int(found[1]), int(found[2]))
-    if text.lstrip().startswith("#ttg."):
-        return from_ttgir(text)
-    return from_cute(text, dtype, swizzle_unit=unit)  # type: ignore[arg-type]
-
-
-def picture_of(thing: Any, dtype: str | None, shape: Any, cure: Cure | None) -> Picture:
-    """The picture of a layout, with the worst instruction of an access under it."""
-    how: dict[str, Any] = {}
-    if isinstance(thing, SharedEncoding) and shape is not None:
-        how["shape"] = shape
-    if dtype is not None and isinstance(thing, Layout | ComposedLayout | SharedEncoding):
+    found = recognise(sys.stdin.read() if text == "-" else text, dtype, swizzle_unit=unit)  # type: ignore[arg-type]
+    how = dict(found.how)
+    if shape is not None:
+        how["shape"] = sizes("shape", shape)
+        if not isinstance(found.object, Encoding):
+            raise ValueError(f"shape is {shape!r}: must be left out, {found.object} has a shape of its own")
+    if isinstance(found.object, SharedEncoding) and dtype is not None:
         how["element_bytes"] = as_dtype(dtype).itemsize
-    above = draw(thing, **how)
+    return replace(found, how=how)
+
+
+def picture_of(found: Recognised, cure: Cure | None) -> Picture:
+    """The picture of a layout, with the worst instruction of an access under it."""
+    above = draw(found)
     if cure is None:
         return above
     below = draw_punch_card(cure.before)
     canvas = Canvas()
     canvas.embed(above, 0, 0)
     canvas.embed(below, 0, above.extent[1] + 28)
-    return canvas.picture(f"{thing}: {below.title}", f"{above.caption} Below, the instruction with the most conflicts.")
+    title = f"{found.object}: {below.title}"
+    return canvas.picture(title, f"{above.caption} Below, the instruction with the most conflicts.")
 
 
 def drawn(
@@ -70,15 +75,19 @@ def drawn(
     unit: str | None,
 ) -> Answer:
     """``kvlab draw``: the picture in a file, or a table of offsets."""
-    thing = read(text, dtype, unit)
-    given = sizes("shape", shape)
-    cure = None if access is None else _searched(thing, dtype, access, given, arch)[0]
-    picture = picture_of(thing, dtype, given, cure)
-    data: dict[str, Any] = {"layout": str(thing), "title": picture.title, "caption": picture.caption}
-    words = f"[bold]{escape(picture.title)}[/bold]\n{escape(picture.caption)}"
+    found = read(text, dtype, unit, shape)
+    thing = found.object
+    cure = None if access is None else _searched(found, dtype, access, arch)[0]
+    picture = picture_of(found, cure)
+    data: dict[str, Any] = {
+        "notation": found.notation, "layout": str(thing), "sentence": found.sentence, "title": picture.title,
+        "caption": picture.caption,
+    }
+    words = f"[bold]{escape(found.notation)}[/bold]: {escape(found.sentence)}"
     if cure is not None:
         data |= {"wavefronts": cure.given, "ideal": cure.ideal}
-        words += escape(_in_bytes(text, dtype, unit, access or "", arch, cure))
+        words += f"\n{escape(access or '')} on {escape(arch)}: {cure.given} wavefronts, ideal {cure.ideal}"
+        words += escape(_in_bytes(found, text, dtype, unit, access or "", arch, cure))
     if output is not None:
         data["file"] = save(picture, output)
         words += f"\n{escape(str(output))} written"
@@ -87,11 +96,13 @@ def drawn(
     return Answer(words, data)
 
 
-def _in_bytes(text: str, dtype: str | None, unit: str | None, access: str, arch: str, cure: Cure) -> str:
+def _in_bytes(
+    found: Recognised, text: str, dtype: str | None, unit: str | None, access: str, arch: str, cure: Cure
+) -> str:
     """A line of doubt where a swizzle that has conflicts would have fewer if it counted bytes."""
-    if unit is None and cure.given > cure.ideal and isinstance(read(text, dtype), ComposedLayout):
+    if unit is None and cure.given > cure.ideal and isinstance(found.object, ComposedLayout) and text != "-":
         with contextlib.suppress(ValueError):
-            other = best_swizzle(read(text, dtype, "byte"), dtype, access_of(access), arch=arch)
+            other = best_swizzle(read(text, dtype, "byte").object, dtype, access_of(access), arch=arch)
             if other.given < cure.given:
                 return f"\nCounted in bytes (--swizzle-unit byte) the swizzle gives {other.given} wavefronts."
     return ""
@@ -109,10 +120,13 @@ def access_of(text: str) -> Any:
     return from_ttgir(text) if text.lstrip().startswith("#ttg.") else text
 
 
-def _searched(thing: Any, dtype: str | None, access: str, shape: Any, arch: str) -> list[Cure]:
+def _searched(tile: Recognised, dtype: str | None, access: str, arch: str) -> list[Cure]:
     """The tile under its access, and its cures, swizzle first."""
     if dtype is None:
         raise ValueError("dtype is None: must be given with an access, '--dtype bf16' say")
+    thing, shape = tile.object, tile.how.get("shape")
+    if isinstance(thing, SharedEncoding) and shape is None:
+        raise ValueError(f"shape is None: must be given with an access to {thing}, '--shape 64x64' say")
     found: list[Cure] = []
     refused: ValueError | None = None
     for cure in (best_swizzle, best_padding):
@@ -127,8 +141,9 @@ def _searched(thing: Any, dtype: str | None, access: str, shape: Any, arch: str)
 
 def conflicts(text: str, dtype: str, access: str, shape: str | None, arch: str, unit: str | None, all_: bool) -> Answer:
     """``kvlab conflicts``: wavefronts, why, and the smallest cure; no where there are conflicts."""
-    thing = read(text, dtype, unit)
-    cures = _searched(thing, dtype, access, sizes("shape", shape), arch)
+    found = read(text, dtype, unit, shape)
+    thing = found.object
+    cures = _searched(found, dtype, access, arch)
     worst, excess = cures[0].before, cures[0].given - cures[0].ideal
     data = {
         "layout": str(thing), "access": access, "arch": arch, "wavefronts": cures[0].given, "ideal": cures[0].ideal,
@@ -146,7 +161,7 @@ def conflicts(text: str, dtype: str, access: str, shape: str | None, arch: str, 
     head = f"{thing}, {access} on {arch}: {cures[0].given} wavefronts, ideal {cures[0].ideal}"
     if not excess:
         return Answer(f"[bold green]no conflicts[/bold green]  {escape(head)}", data)
-    doubt = _in_bytes(text, dtype, unit, access, arch, cures[0])
+    doubt = _in_bytes(found, text, dtype, unit, access, arch, cures[0])
     lines = [f"[bold red]{excess} conflicts[/bold red]  {escape(head)}{escape(doubt)}", "", escape(worst.explain()), ""]
     for one in cures:
         kind = type(one).__name__.removeprefix("Best").lower()

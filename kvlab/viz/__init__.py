@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .punch_card import draw_cure as draw_cure
     from .punch_card import draw_punch_card as draw_punch_card
     from .quantised_page import draw_quantised_page as draw_quantised_page
+    from .recognised import draw_recognised as draw_recognised
     from .shared_memory import draw_shared_memory as draw_shared_memory
     from .shared_memory import draw_tiles_beside as draw_tiles_beside
     from .swizzle import draw_swizzle as draw_swizzle
@@ -92,6 +93,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_tile_film": ("tile_film", ""),
     "draw_path_of_a_byte": ("path", "kvlab.viz:BytePath"),
     "draw_lockstep": ("lockstep", "kvlab.mirror:Lockstep"),
+    "draw_recognised": ("recognised", "kvlab.rosetta:Recognised"),
     "draw_schedule": ("charts.schedule", "kvlab.attention:Schedule"),
     "draw_roofline": ("charts.roofline", ""),
     "draw_shares": ("charts.shares", ""),

@@ -48,6 +48,7 @@ from kvlab.layout.encodings import (
     SwizzledSharedLayout,
 )
 from kvlab.memory import AddressSpace, Memory, as_dtype
+from kvlab.rosetta import recognise
 from kvlab.staging import (
     CpAsyncKVBuffer,
     DecodeKVBuffer,
@@ -346,6 +347,8 @@ GALLERY: dict[str, Callable[[], Any]] = {
         wavefronts("ds_read_b128", WAVE % 16 * 256 + WAVE // 16 * 16, arch="gfx950"),
         wavefronts("ds_read_b128", WAVE * 16, arch="gfx950"),
     ),
+    "recognised": lambda: viz.draw_recognised(recognise("0x4000004000010400")),
+    "recognised, CuTe": lambda: recognise("Sw<3,3,3> o (8,64):(64,1)", "f16"),
     "cure, found": lambda: best_padding((16, 64), "bf16", "ldmatrix.x4"),
     "one diagonal": lambda: viz.draw_one_diagonal(TILE),
     "one diagonal, pieces of 4 bytes": lambda: viz.draw_one_diagonal(Swizzle(5, 0, 5, "fp32")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -54,7 +55,8 @@ def test_commands_of_the_page_end_as_it_says(kvlab, tmp_path, monkeypatch):
     for argv, code, (ended, out, err) in found:
         assert (ended, bool(out), bool(err)) == (code, code < 2, code == 2), argv
     assert (tmp_path / "x.svg").read_text(encoding="utf-8").startswith("<svg")
-    assert "448 conflicts" in found[2][2][1]
+    assert "The operand of a wgmma at byte 16384" in found[2][2][1]
+    assert "448 conflicts" in found[4][2][1]
 
 
 def test_conflicts_as_json_are_those_of_the_library(kvlab):
@@ -69,6 +71,17 @@ def test_conflicts_as_json_are_those_of_the_library(kvlab):
     code, out, _ = kvlab("conflicts", "32x64", *argv)
     padding = best_padding((32, 64), "bf16", "ldmatrix.x4")
     assert json.loads(out)["cures"][1]["extra_bytes"] == padding.extra_bytes
+
+
+def test_a_report_is_read_from_the_standard_input(kvlab, monkeypatch, tmp_path):
+    """A module of TTGIR as Triton printed it (tests/data/rosetta.json): the sentence, the picture, the file."""
+    report = json.loads((ROOT / "tests" / "data" / "rosetta.json").read_text())["modules"]["sm_90"]
+    monkeypatch.setattr("sys.stdin", io.StringIO(report))
+    code, out, _ = kvlab("draw", "-", "-o", str(tmp_path / "r.html"), "--json")
+    told = json.loads(out)
+    assert (code, told["notation"], told["title"]) == (0, "TTGIR", told["sentence"])
+    assert "on 64 x 64 bfloat16" in told["sentence"]
+    assert told["sentence"] in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_a_swizzle_that_may_count_bytes_is_doubted(kvlab):
@@ -119,6 +132,8 @@ def test_every_example_is_a_call(name):
         (("draw", "8x64", "--access", "ldmatrix.x4"), "dtype is None: must be given with an access"),
         (("draw", "8x64", "-o", "x.gif"), "must end in .svg, .html or .png"),
         (("conflicts", "8x64", "-d", "f16", "-a", "ldmatrix.x4", "--shape", "8"), "shape is '8': must be"),
+        (("conflicts", "8x64", "-d", "f16", "-a", "wgmma", "--shape", "8x8"), "shape is '8x8': must be left out"),
+        (("conflicts", "0x10400", "-d", "f16", "-a", "wgmma"), "tile is SmemDescriptor"),
         (("conflicts", "8x64", "-d", "f17", "-a", "ldmatrix.x4"), "f17"),
         (("explain", "mha_encode"), "operation is 'mha_encode': must be one of attend_paged"),
         (("explain", "mha_decode"), "takes q, cache: must be given"),

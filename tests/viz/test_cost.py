@@ -41,6 +41,7 @@ from kvlab.layout.encodings import (
     SwizzledSharedLayout,
 )
 from kvlab.memory import Memory, as_dtype
+from kvlab.rosetta import recognise
 from kvlab.staging import (
     CpAsyncKVBuffer,
     DecodeKVBuffer,
@@ -160,6 +161,7 @@ HUGE: dict[str, Callable[[], Any]] = {
     "distributed": lambda: dense().vectorize(1, 8).distribute(Layout.row_major(16, 8), np.arange(128)),
     "distributed tile": lambda: half(dense()).distribute(Layout.row_major(8, 4), np.arange(32)),
     "tile that overlaps": lambda: tensor().tile((1 << 13, 1 << 13), (1, 1)),
+    "recognised": lambda: recognise("Sw<3,4,3> o (65536,65536):(65536,1)", "bf16"),
     "cure": lambda: best_padding((512, 512), "bf16", "ldmatrix.x4"),
     "wavefronts": lambda: wavefronts("ds_read_b128", np.arange(64) * 4096, arch="gfx950"),
     "coalescing": lambda: coalescing(np.arange(32) * (1 << 40), 4),

@@ -53,6 +53,25 @@ plan.pairs[0, 1]                           # source, target, length of each copy
 plan.message((0, 1), mine)                 # what rank 0 sends to rank 1; plan.receive puts it in place
 ```
 
+`audit` holds a cache, NumPy or torch, against its table and its lengths: NaN, infinity and poison by (layer, page, slot,
+head, dim), slots that nobody wrote, scales out of range, stale entries behind a sequence's pages, pages of two owners,
+lengths beyond the table. It reads at memory's speed. In the tests of an engine `Watch`, or the fixture `kv_watch`, poisons
+the unused slots and looks after each step.
+
+```python
+from kvlab.formats import audit
+
+found = audit(engine.k_cache, engine.table, engine.lengths)
+print(found.report())
+
+pytest_plugins = ["kvlab.integrations.pytest_fixtures"]   # in conftest.py
+
+def test_decode(kv_watch):
+    watch = kv_watch(engine.k_cache, engine.table, engine.lengths)
+    engine.step()
+    watch.step(engine.table, engine.lengths)
+```
+
 The grammar is in the docstring of `kvlab.formats.Format`: axes from the outermost to the innermost, groups of fields,
 element types. Scales belong to the values of their name: value = code * scale + min. Several tensors (K and
 V, scales) are one format, one after the other, in the order in which the text names them.

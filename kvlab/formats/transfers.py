@@ -39,10 +39,10 @@ def _local(made: Format, heads: int) -> Format:
 
 
 @dataclass(frozen=True)
-class Side:
+class Ranks:
     """End of a transfer: the format of all heads, the heads of each rank, the pages of the sequence in its order.
 
-    >>> side = Side(Format.parse("page:4 slot:16 head:4 dim:64 k.bf16"), heads_of_ranks(4, 2), np.array([2, 0]))
+    >>> side = Ranks(Format.parse("page:4 slot:16 head:4 dim:64 k.bf16"), heads_of_ranks(4, 2), np.array([2, 0]))
     >>> side.degree, side.local(1)
     (2, Format(page:4 slot:16 head:2 dim:64 k.bf16))
     """
@@ -87,8 +87,8 @@ class Transfer(Drawn):
     Proof(expected=51200, arrived=51200, twice=0)
     """
 
-    source: Side
-    target: Side
+    source: Ranks
+    target: Ranks
     tokens: int
     pairs: Mapping[tuple[int, int], Copies]
 
@@ -211,7 +211,7 @@ def transfer(
     given = ((source, source_heads, source_pages, "source"), (target, target_heads, target_pages, "target"))
     for number, (made, heads, pages, name) in enumerate(given):
         shared = heads_of_ranks(total, degrees[number]) if heads is None else _given(heads, total, name)
-        ends.append(Side(made, shared, _pages(made, pages, name)))
+        ends.append(Ranks(made, shared, _pages(made, pages, name)))
     left, right = ends
     fits = [side.pages.size * side.format.sizes.get("slot", 1) for side in ends]
     tokens = min(fits) if tokens is None else count("tokens", tokens, 1)
@@ -272,7 +272,7 @@ def _senders(source: Heads, target: Heads, total: int, with_heads: bool) -> dict
 
 
 def _tables(
-    fields: tuple[Field, Field], heads: Sequence[Int64], ends: Sequence[Side], tokens: int
+    fields: tuple[Field, Field], heads: Sequence[Int64], ends: Sequence[Ranks], tokens: int
 ) -> list[tuple[Int64, Int64]]:
     """The tables of addresses of a field at both ends: layers, tokens, heads, dims."""
     here, there = fields

@@ -2,8 +2,8 @@
 
 Every picture is a :class:`Picture`: it shows itself in a notebook, and :func:`save` writes it to a file. The module
 of a picture is imported when it is first drawn. :data:`PICTURES` is the table of them all: a new picture is a file of
-this room, or of ``charts/`` for numbers on axes, and a line of the table. ``pen/`` is what all of them draw with,
-``model/`` what they work out before."""
+this room, of ``charts/`` for numbers on axes or of ``formats/`` for KV caches at rest, and a line of the table.
+``pen/`` is what all of them draw with, ``model/`` what they work out before."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from .descriptor import draw_descriptor as draw_descriptor
     from .explorer.explore import Explorer as Explorer
     from .explorer.explore import explore as explore
+    from .formats.kv_audit import draw_audit as draw_audit
+    from .formats.kv_format import draw_agreement as draw_agreement
+    from .formats.kv_format import draw_format as draw_format
+    from .formats.kv_transfer import draw_transfer as draw_transfer
     from .fragment_map import draw_fragment_map as draw_fragment_map
     from .gather4 import draw_gather4 as draw_gather4
     from .grid import draw_composed_layout as draw_composed_layout
     from .grid import draw_layout as draw_layout
     from .kv_buffer import draw_kv_buffer as draw_kv_buffer
-    from .kv_format import draw_agreement as draw_agreement
-    from .kv_format import draw_format as draw_format
     from .kv_tile import draw_kv_tile as draw_kv_tile
-    from .kv_transfer import draw_transfer as draw_transfer
     from .linear_layout import draw_encoding as draw_encoding
     from .linear_layout import draw_linear_layout as draw_linear_layout
     from .linear_layout import draw_thread_values as draw_thread_values
@@ -80,9 +81,10 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_page_table": ("page_table", "kvlab.cache:PagedKVCache kvlab.cache:PagedKVCacheCollection"),
     "draw_quantised_page": ("quantised_page", ""),
     "draw_kv_tile": ("kv_tile", ""),
-    "draw_format": ("kv_format", "kvlab.formats:Format"),
-    "draw_agreement": ("kv_format", "kvlab.formats:Agreement"),
-    "draw_transfer": ("kv_transfer", "kvlab.formats:Transfer"),
+    "draw_format": ("formats.kv_format", "kvlab.formats:Format"),
+    "draw_agreement": ("formats.kv_format", "kvlab.formats:Agreement"),
+    "draw_transfer": ("formats.kv_transfer", "kvlab.formats:Transfer"),
+    "draw_audit": ("formats.kv_audit", "kvlab.formats:Audit"),
     "draw_kv_buffer": ("kv_buffer", "kvlab.staging:KVBuffer kvlab.staging:DecodeKVBuffer "
                        "kvlab.staging:DecodeStreamingKVBuffer kvlab.staging:NvidiaKVBuffer"),
     "draw_shared_memory": ("shared_memory", "kvlab.staging:SwizzledTile"),

@@ -22,7 +22,7 @@ from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollectio
 from kvlab.data import load_smollm2
 from kvlab.demo import pictures
 from kvlab.demo.steps import paged_cache
-from kvlab.formats import agree, known_format, transfer
+from kvlab.formats import agree, audit, known_format, transfer
 from kvlab.hardware import (
     RegTileLoader,
     SmemDescriptor,
@@ -222,6 +222,14 @@ def kv_transfer() -> viz.Picture:
     return viz.draw_transfer(plan)
 
 
+def kv_audit() -> viz.Picture:
+    pages = np.ones((8, 16, 2, 8), np.float16)
+    pages[5, 3, 1, 6] = np.nan
+    found = audit(pages, [[5, 2, 7], [2, 0, -1]], [40, 20])
+    assert viz.draw(found)
+    return viz.draw_audit(found)
+
+
 def gather4() -> viz.Picture:
     blocks = np.zeros((6, 2, 1, 16, 1, 576), as_dtype("bf16"))
     cache = PagedKVCacheCollection(blocks, [20], [[1, 0]], 1, 21).get_key_cache(0)
@@ -388,6 +396,7 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "row of a KV format": kv_format_row,
     "two KV formats": kv_agreement,
     "KV transfer": kv_transfer,
+    "KV audit": kv_audit,
     "gather4": gather4,
     "kv buffer": kv_buffer,
     "kv buffer, read": lambda: viz.draw_kv_buffer(kv_buffer(), read=(0, 1), stage=0),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kvlab.attention import plan
 from kvlab.cache import PagedKVCache, PagedKVCacheCollection
 from kvlab.common.drawn import _names
-from kvlab.formats import agree, known_format, transfer
+from kvlab.formats import agree, audit, known_format, transfer
 from kvlab.hardware import (
     RegTileLoader,
     SmemDescriptor,
@@ -200,6 +200,7 @@ HUGE: dict[str, Callable[[], Any]] = {
     "transfer": lambda: transfer(
         *[known_format("max.paged", pages=16, page_size=64, heads=128, dim=64)] * 2, degrees=(256, 128)
     ),
+    "audit": lambda: audit(np.ones((1 << 14, 1 << 8, 1, 1), np.float16), np.arange(1 << 14)[None], [1 << 22]),
     "KV format whose pages lie apart": lambda: known_format("vllm.BHLNC", layers=80, pages=1 << 20, page_size=1 << 10),
     "schedule": lambda: plan(np.arange(4096) * 250, q_heads=64, kv_heads=8, programs=4096),
 }

@@ -1,13 +1,14 @@
-"""Pictures of formats. Rests on the format's own addresses: a cell tells what lies at its byte."""
+"""Pictures of formats, transfers and audits. Rests on the format's own addresses: a cell tells what lies at its byte."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
-from kvlab.formats import Format, agree, known_format, transfer
+from kvlab.formats import Format, agree, audit, known_format, transfer
 from kvlab.viz import draw
 
 
@@ -74,3 +75,16 @@ def test_a_transfer_shows_each_pair_and_says_what_is_lost(sound: Any) -> None:
     lost = pairs.popitem()[1]
     wrong = draw(type(plan)(plan.source, plan.target, plan.tokens, pairs))
     assert wrong.title.endswith(f"{lost.nbytes} bytes lost, 0 twice")
+
+
+def test_a_picture_shows_flaws_where_they_are(sound: Any) -> None:
+    cache = np.ones((200, 16, 2, 8), np.float32)
+    cache[150, 3] = np.inf
+    picture = draw(audit(cache, [[150, 7, -1], [7, 1, -1]], [20, 30]))
+    sound(picture)
+    assert picture.title == "Flaws: owners 1, inf 16"
+    assert "page 150, slot 3: inf: k of page 150, slot 3, head 0, dim 0, and 15 more of the slot" in picture.svg
+    assert "page 7, slot 0: holds a token" in picture.svg
+    right = draw(audit(np.ones((2, 4, 1, 8), np.float32), [[1]], [3]))
+    sound(right)
+    assert right.title == "Nothing is wrong: 3 of 8 slots hold tokens"

@@ -47,8 +47,9 @@ def test_what_a_type_checker_sees_is_the_table() -> None:
 
 def test_every_file_of_the_room_is_in_the_table() -> None:
     room = Path(viz.__file__).parent
-    files = {path.stem for path in room.glob("*.py")} | {f"charts.{path.stem}" for path in room.glob("charts/*.py")}
-    files -= {"__init__", "charts.__init__", "lockstep_page"}
+    files = {path.stem for path in room.glob("*.py")}
+    files |= {f"{folder}.{path.stem}" for folder in ("charts", "formats") for path in room.glob(f"{folder}/*.py")}
+    files -= {"__init__", "charts.__init__", "formats.__init__", "lockstep_page"}
     assert files == {file for file, _ in PICTURES.values()}
 
 

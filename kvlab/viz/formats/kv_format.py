@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .pen.axis import QUIET
-from .pen.legend import keys
-from .pen.palette import BANKS
-from .pen.picture import Picture
-from .pen.svg import HATCH, Canvas
+from ..pen.axis import QUIET
+from ..pen.legend import keys
+from ..pen.palette import BANKS
+from ..pen.picture import Picture
+from ..pen.svg import HATCH, Canvas
 
 if TYPE_CHECKING:
     from kvlab.formats import Agreement, Format
@@ -21,7 +21,7 @@ COLUMNS, LINES = 64, 28
 Ints = npt.NDArray[np.int64]
 
 
-class Place(NamedTuple):
+class Span(NamedTuple):
     """Byte range of what is drawn, what it holds in bytes, and the bytes themselves where they lie apart."""
 
     first: int
@@ -83,7 +83,7 @@ def draw_agreement(found: Agreement, *, title: str | None = None, caption: str |
     return canvas.picture(title or words, caption or f"Above what the writer does, below what the reader does. {same}")
 
 
-def _place(layout: Format, page: int, layer: int, row: bool) -> Place:
+def _place(layout: Format, page: int, layer: int, row: bool) -> Span:
     """Where a page, or its first slot, lies. Only of a page whose bytes lie apart are these enumerated."""
     ends: list[tuple[int, int]] = []
     listed: list[Ints] = []
@@ -102,7 +102,7 @@ def _place(layout: Format, page: int, layer: int, row: bool) -> Place:
     if len(steps) == 1 and not row and last < first + min(steps) < 2 * last - first:
         last = first + min(steps) - 1  # padding up to the next page
     apart = last - first + 1 > bits // 4
-    return Place(first, last, -(-bits // 8), np.unique(np.concatenate(listed)) if apart else None)
+    return Span(first, last, -(-bits // 8), np.unique(np.concatenate(listed)) if apart else None)
 
 
 def _some(field: Any, tables: list[Ints]) -> Ints:
@@ -113,7 +113,7 @@ def _some(field: Any, tables: list[Ints]) -> Ints:
     return (at[:, None] // 8 + np.arange(-(-field.type.bits // 8))).ravel()
 
 
-def _cells(canvas: Canvas, layout: Format, place: Place, mark: int | None) -> None:
+def _cells(canvas: Canvas, layout: Format, place: Span, mark: int | None) -> None:
     """The grid of bytes with its legend."""
     count = place.last - place.first + 1 if place.apart is None else place.apart.size
     unit = 1

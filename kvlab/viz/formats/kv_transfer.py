@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .pen.axis import QUIET
-from .pen.palette import BANKS, text_on
-from .pen.picture import Picture
-from .pen.svg import Canvas
+from ..pen.axis import QUIET
+from ..pen.palette import BANKS, text_on
+from ..pen.picture import Picture
+from ..pen.svg import Canvas
 
 if TYPE_CHECKING:
-    from kvlab.formats import Side, Transfer
+    from kvlab.formats import Ranks, Transfer
 
 BOX, TALL, GAP, BETWEEN, TOP = 250.0, 40.0, 12.0, 300.0, 26.0
 MOST = 32
@@ -60,7 +60,7 @@ def draw_transfer(plan: Transfer, *, title: str | None = None, caption: str | No
     )
 
 
-def _ranks(canvas: Canvas, side: Side, x: float) -> None:
+def _ranks(canvas: Canvas, side: Ranks, x: float) -> None:
     """A box for each rank with its heads."""
     for rank, heads in enumerate(side.heads[:MOST]):
         y, fill = TOP + (TALL + GAP) * rank, BANKS[4 * (rank % 8) + 3]

@@ -1,0 +1,1 @@
+"""Pictures of formats of KV caches, of transfers between them, and of audits."""

@@ -53,10 +53,10 @@ plan.pairs[0, 1]                           # source, target, length of each copy
 plan.message((0, 1), mine)                 # what rank 0 sends to rank 1; plan.receive puts it in place
 ```
 
-`audit` holds a cache, NumPy or torch, against its table and its lengths: NaN, infinity and poison by (layer, page, slot,
-head, dim), slots that nobody wrote, scales out of range, stale entries behind a sequence's pages, pages of two owners,
-lengths beyond the table. It reads at memory's speed. In the tests of an engine `Watch`, or the fixture `kv_watch`, poisons
-the unused slots and looks after each step.
+`audit` holds a cache, NumPy or torch, against its table and its lengths: NaN, infinity and poison by (layer, page,
+slot, head, dim), slots that nobody wrote, scales out of range, stale entries behind a sequence's pages, pages of two
+owners, lengths beyond the table. In the tests of an engine `Watch`, or the fixture `kv_watch`, poisons the unused slots
+and looks after each step.
 
 ```python
 from kvlab.formats import audit

@@ -37,6 +37,10 @@ class Flaw:
     words    the thing in a sentence
     index    where: layer, page, slot, head and dim of a value, sequence and column of the table
     field    the field of a value
+
+    >>> (flaw,) = audit(np.ones((4, 2, 1, 8), np.float16), [[1, 7]], [4]).flaws
+    >>> flaw.kind, flaw.words
+    ('page', 'table[0, 1] is 7, none of the 4 pages, and has tokens')
     """
 
     kind: str
@@ -55,6 +59,10 @@ class Audit(Drawn):
     flaws     the first of each kind
     counts    how many there are of each kind
     used      slots that hold a token: bool ``[pages, slots]``; ``owners``: how many sequences have each page
+
+    >>> found = audit(np.ones((4, 2, 1, 8), np.float16), [[1, 3]], [3])
+    >>> bool(found), found.used.sum(1).tolist()
+    (True, [0, 2, 0, 1])
     """
 
     flaws: tuple[Flaw, ...]

@@ -175,7 +175,7 @@ def test_a_watch_poisons_what_is_free_and_sees_what_is_written_there(
         index = (at[:, None] + np.arange(max(one.type.bits // 8, 1))).ravel()
         buffer[index] = original[index]
     watch.step(TABLE, [20, 38, 0])
-    with pytest.raises(AuditFailure, match="unwritten|poison"):
+    with pytest.raises(AuditFailure, match=r"unwritten|poison"):
         watch.step(TABLE, [20, 39, 0])  # slot 6 has a token that nobody wrote
     put(made, buffer, field.name, 0x11, layer=0, page=3, slot=2)
     with pytest.raises(AuditFailure, match=f"stray: {field.name} of layer 0, page 3, slot 2 was written"):

@@ -1,4 +1,4 @@
-"""Pictures of formats, transfers and audits. Rests on the format's own addresses: a cell tells what lies at its byte."""
+"""Pictures of formats, transfers and audits. Rests on addresses: a cell tells what lies at its byte."""
 
 from __future__ import annotations
 

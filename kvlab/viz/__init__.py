@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .descriptor import draw_descriptor as draw_descriptor
     from .explorer.explore import Explorer as Explorer
     from .explorer.explore import explore as explore
+    from .explorer.scroll import ByteScroll as ByteScroll
     from .formats.kv_audit import draw_audit as draw_audit
     from .formats.kv_format import draw_agreement as draw_agreement
     from .formats.kv_format import draw_format as draw_format
@@ -93,7 +94,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_timeline": ("timeline", "kvlab.staging:Timeline"),
     "draw_pipeline": ("pipeline", "kvlab.viz:Pipeline"),
     "draw_tile_film": ("tile_film", ""),
-    "draw_path_of_a_byte": ("path", "kvlab.viz:BytePath"),
+    "draw_path_of_a_byte": ("path", "kvlab.viz:BytePath kvlab.viz:ByteScroll"),
     "draw_lockstep": ("lockstep", "kvlab.mirror:Lockstep"),
     "draw_recognised": ("recognised", "kvlab.rosetta:Recognised"),
     "draw_schedule": ("charts.schedule", "kvlab.attention:Schedule"),
@@ -105,6 +106,7 @@ PICTURES: dict[str, tuple[str, str]] = {
 
 _FILES = {name: file for name, (file, _) in PICTURES.items()} | {
     "BytePath": "path",
+    "ByteScroll": "explorer.scroll",
     "Canvas": "pen.svg",
     "Explorer": "explorer.explore",
     "CopyPlan": "model.copy_plan",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -107,8 +107,9 @@ class BytePath:
         return (m, k) if self.operand == "a" else (k, n)
 
 
-def draw_path_of_a_byte(path: BytePath, *, title: str | None = None, caption: str | None = None) -> Picture:
-    """The six stages of :class:`BytePath` side by side; the accent marks the same byte in each, a line joins them.
+def draw_path_of_a_byte(path: Any, *, title: str | None = None, caption: str | None = None) -> Picture:
+    """The six stages of :class:`BytePath` side by side; the accent marks the same byte in each, a line joins them. Of
+    a :class:`ByteScroll`, those of its path.
 
     >>> path = BytePath(
     ...     name="K", sequence=0, token=17, head=0, element=3, element_bytes=2, page_table=(4, 2), page_size=16,
@@ -119,9 +120,10 @@ def draw_path_of_a_byte(path: BytePath, *, title: str | None = None, caption: st
     >>> draw_path_of_a_byte(path).title
     'K, token 17, element 3: page 2 → byte 2,198 of shared memory → upper half of register 0 of lane 5'
     """
+    path = getattr(path, "path", path)
     canvas = Canvas()
     marks = []
-    for number, (name, draw, words) in enumerate(_stages(path)):
+    for number, (name, draw, words) in enumerate(stages(path)):
         x = number * (PANEL + APART)
         canvas.text(x, 12, f"{number + 1}", size=12, weight=700, opacity=QUIET)
         canvas.text(x + 13, 12, name, size=11, weight=600)
@@ -136,7 +138,7 @@ def draw_path_of_a_byte(path: BytePath, *, title: str | None = None, caption: st
     return canvas.picture(title or _title(path), caption or _caption(path))
 
 
-def _stages(path: BytePath) -> tuple[tuple[str, Stage, tuple[str, ...]], ...]:
+def stages(path: BytePath) -> tuple[tuple[str, Stage, tuple[str, ...]], ...]:
     """Name, picture and words of each stage."""
     row, column = path.operand_at
     plain = f"without the swizzle: byte {path.plain_byte:,}, bank {path.plain_byte // 4 % path.banks} (dashed)"

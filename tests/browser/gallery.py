@@ -424,6 +424,7 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "schedule of a mixed batch": lambda: plan([9000, 300, 700], [1, 4, 300], q_heads=8, kv_heads=2, programs=40),
     "schedule of many": lambda: plan(range(1, 5000, 3), q_heads=16, kv_heads=1),
     # views of HTML, and a run as a picture
+    "scroll of a byte": lambda: viz.ByteScroll(followed(), np.float16(0.5), run("lockstep")),
     **{name: partial(run, name) for name in ("lockstep", "lockstep, two twins", "lockstep that differs")},
     "lockstep, drawn": lambda: viz.draw_lockstep(run("lockstep that differs")),
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.drawn import Drawn
 from kvlab.hardware import BarrierDeadlock
 from kvlab.memory import AddressSpace, Memory
 from kvlab.staging import Hazard, Hazards, Timeline
@@ -37,7 +38,7 @@ class PipelineRun:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Drawn):
     """A program over one shared memory, which can be run with all of its waits and barriers or without one.
 
     program    ``program(memory, hazards)`` states what a CTA does: it gives both to the buffers that it makes

@@ -36,6 +36,7 @@ _RULES = f"""
 section{{display:grid;grid-template-columns:{PANEL * ZOOM + 12:.0f}px minmax(0,1fr);gap:16px;padding:14px 16px;
   border-top:1px solid var(--kvlab-rule)}}
 section:first-of-type{{border-top:0}}
+svg,svg *{{box-sizing:content-box}}
 h3{{margin:0 0 4px;font-size:15px}}
 p{{margin:0 0 6px}}
 .value{{font:12px MONO;font-weight:600;color:var(--kvlab-accent)}}

@@ -21,7 +21,11 @@
 # a real model, SmolLM2-135M, from the page where it lies in DRAM to the lane of the tensor core that multiplies it, on a
 # Hopper GPU (`sm_90`). Nothing here needs a GPU: it is NumPy, and every byte is where the hardware has it.
 #
-# Three questions stop you on the way. Write your answer into the cell; `check` tells whether it is right.
+# The model has 9 query heads and 3 KV heads: heads 0 to 2 share the keys and values of KV head 0, and so on (*grouped-query
+# attention*). A head's key has 64 numbers.
+#
+# Three questions stop you on the way. Write your answer into the cell; `ask` tells whether it is right, `hint` helps if you call
+# it. Before some pictures you are asked for a guess: make it, it is kept until the picture has been seen.
 
 # %%
 import numpy as np
@@ -31,7 +35,7 @@ from kvlab.attention.mha_decode.reference import reference
 from kvlab.data import load_smollm2
 from kvlab.demo.pictures import byte_path
 from kvlab.demo.steps import paged_cache
-from kvlab.exercises import ask
+from kvlab.exercises import ask, predict
 from kvlab.hardware import wavefronts
 from kvlab.staging import KVCacheIterator, MmaSyncShape, Traffic
 from kvlab.viz import draw_atom, draw_cure, draw_page_table, draw_path_of_a_byte, draw_shared_memory
@@ -55,13 +59,6 @@ key[:8], key.nbytes
 # table* says which page holds tokens 0 to 15, which 16 to 31, and so on. Our pool is shuffled on purpose, and every slot
 # that no token has filled holds NaN, so that reading one would show.
 
-# %%
-pool = paged_cache(capture, page_size=16)
-keys = pool.get_key_cache(LAYER)
-draw_page_table(
-    pool.lookup_table, [capture.prompt_tokens], 16, pages=pool.total_num_pages, token=(0, TOKEN), names=["the prompt"]
-)
-
 # %% [markdown]
 # **Question 1.** In which slot of its page does token 137 lie? (A page holds 16 tokens.)
 
@@ -72,29 +69,46 @@ slot = None  # your answer, a number
 ask("01.slot", slot)
 
 # %% [markdown]
-# The address follows: page, slot, head. Between two tokens of a page lie all heads; between two pages lie K and V of all
-# captured layers. The byte is counted from the first key of our layer. Offsets are 64-bit: a pool easily has more than
-# $2^{31}$ elements.
+# The picture shows the table, the pages and, outlined, our token. Look at the order of the pages: it is not that of the tokens.
+
+# %%
+pool = paged_cache(capture, page_size=16)
+keys = pool.get_key_cache(LAYER)
+draw_page_table(
+    pool.lookup_table, [capture.prompt_tokens], 16, pages=pool.total_num_pages, token=(0, TOKEN), names=["the prompt"]
+)
+
+# %% [markdown]
+# The address follows from four *strides*, the steps from a page, a slot, a head and a number to the next:
+#
+# byte = 2 x (page x page stride + slot x token stride + head x head stride + number)
+#
+# Between two tokens of a page lie all heads; between two pages lie K and V of all captured layers. The byte is counted from the
+# first key of our layer. Offsets are 64-bit: a pool easily has more than $2^{31}$ elements.
 
 # %%
 pointer = keys.block_paged_ptr(0, TOKEN, HEAD)
-print("page", pool.lookup_table[0, TOKEN // 16], "slot", TOKEN % 16, "-> byte", int(pointer.byte_address))
-print("strides in elements (page, token, head, dim):", keys.strides)
-np.array_equal(pointer.load(64).reshape(-1), key)
+page, token, head, _ = keys.strides
+print(f"2 x ({pool.lookup_table[0, TOKEN // 16]} x {page} + {TOKEN % 16} x {token} + {HEAD} x {head})", end=" = ")
+print(f"byte {int(pointer.byte_address)}; the 128 bytes there are our key:", np.array_equal(pointer.load(64)[0], key))
 
 # %% [markdown]
 # ## Into shared memory: a tile of keys
 #
-# The decode kernel does not fetch one key but a *tile*. `explain` tells what it would do with our query; `BN` is the number
-# of keys of a tile. The tile with token 137 spans several pages: `cp.async` copies 16 bytes a lane, each lane from the
-# page where its key lies.
+# A GPU runs a program as many *threads*; 32 of them are a *warp*, which executes one instruction at a time, and a thread's number
+# in its warp is its *lane*. The threads of a program share a fast *shared memory*. Each thread has *registers* of its own, 32 bits
+# each, and the *tensor core* multiplies small matrices that lie in the registers of a warp.
+#
+# So the decode kernel brings a *tile* of keys into shared memory first. `explain` tells what it would do with our query; `BN` is
+# the number of keys of a tile. The tile with token 137 spans several pages: the instruction `cp.async` copies 16 bytes a lane, each
+# lane from the page where its key lies.
 
 # %%
 q = capture.q[LAYER, capture.prompt_tokens - 1][None]  # the query of the last prompt token, [1, Hq, D]
 at = pool.with_lengths(np.array([capture.prompt_tokens - 1], np.uint32), max_seq_length=1)
 plan = explain(mha_decode, q, at, LAYER)
 BN = plan.config.BN
-print(plan)
+print(f"a tile has {BN} keys and {plan.config.BM} rows of queries")
 
 walk = KVCacheIterator(keys, BN, batch_idx=0, kv_head_idx=HEAD, end=capture.prompt_tokens)
 walk.tile_start_row = TOKEN // BN * BN
@@ -103,9 +117,20 @@ row = TOKEN % BN
 print(f"token {TOKEN} is row {row} of a tile of {BN} keys, from byte {tile.ptr_at_offset(row, 0)[0]} as above")
 
 # %% [markdown]
-# In shared memory the tile has rows of 128 bytes, which is one row of the 32 banks. The tensor core reads 8 keys at a time,
-# 16 bytes of each: were the rows stored as they are, these would all lie in the same four banks, and shared memory would
-# need 8 passes instead of one. So vector `c` of row `r` is stored at place `c ^ (r % 8)`: a *swizzle*.
+# Shared memory has 32 *banks*, each of which delivers 4 bytes in one *pass*; bytes 0 to 3 lie in bank 0, bytes 4 to 7 in bank 1,
+# and so on, and byte 128 is in bank 0 again. The rows of our tile have 128 bytes: one row of the banks. The tensor core's operand
+# is read 8 keys at a time, 16 bytes of each, 128 bytes in all.
+
+# %% [markdown]
+# **Guess.** If the rows are stored one after the other, as they are: how many passes do these 8 times 16 bytes take?
+
+# %%
+passes = predict(1, 2, 4, 8)
+passes
+
+# %% [markdown]
+# Now the tile as the kernel stores it. A vector is 16 bytes; vector `c` of row `r` lies at place `c ^ (r % 8)`: a *swizzle*. Each
+# colour is one vector's column of the tile: follow one colour down the rows.
 
 # %%
 shape = MmaSyncShape(plan.config.BM, BN, capture.head_dim, plan.config.BD, capture.k.dtype)
@@ -126,8 +151,8 @@ ask("01.address", address)
 # %% [markdown]
 # ## The reading instruction
 #
-# `ldmatrix.x4` reads four 8 x 8 matrices: lane *l* gives the address of row *l* % 8 of matrix *l* // 8. Four warps share the
-# keys: warp *w* reads keys 8 *w* to 8 *w* + 7 of every 32.
+# `ldmatrix.x4` reads four such 8 x 8 matrices: lane *l* gives the address of row *l* % 8 of matrix *l* // 8. So it needs four
+# passes at least, one for each matrix. Four warps share the keys: warp *w* reads keys 8 *w* to 8 *w* + 7 of every 32.
 
 # %%
 warp, instruction = row // 8 % 4, row // 32 * (shape.BD // 32)
@@ -137,11 +162,12 @@ print(access.explain())
 draw_shared_memory(place, access=access)
 
 # %% [markdown]
-# The same read if nothing were swizzled, beside it as it is:
+# The same read if nothing were swizzled, beside it as it is. Count for one matrix: a quarter of the passes.
 
 # %%
 _, plain = shape.read_addresses("k", swizzled=False)
 conflict = wavefronts(name, plain[instruction, warp], arch="sm_90")
+passes.compare(conflict.wavefronts // 4)
 draw_cure(conflict, access, tiles=(place.plain(), place), names=("not swizzled", "swizzled"))
 
 # %% [markdown]
@@ -172,7 +198,8 @@ ask("01.lanes", lanes)
 # %% [markdown]
 # ## The whole way
 #
-# One element of our key, number 37, at every stage (in DRAM its byte is counted from the start of the pool):
+# One element of our key, number 37, at every stage. (In DRAM its byte is counted from the start of the whole pool here, with K and
+# V of all layers, and not from the first key of our layer as above.)
 
 # %%
 draw_path_of_a_byte(byte_path(capture, pool, plan.config, LAYER, HEAD, TOKEN, element=37))

@@ -224,5 +224,19 @@ accumulator = Layout("((4,8),(2,2)):((32,1),(16,8))")
 draw_thread_values(accumulator, (16, 8), thread=5)
 
 # %% [markdown]
+# ## Build one
+#
+# A tile of 8 rows and 32 columns is stored row by row, each row padded to 40 numbers. Write the layout of its *transpose* over the
+# same memory: it takes (column, row). All 256 entries are tried.
+#
+# **Question 5.**
+
+# %% tags=["question"]
+transposed = None  # your answer: a Layout, or its text, as "(2,3):(3,1)"
+
+# %%
+ask("02.transposed", transposed)
+
+# %% [markdown]
 # Next: [3. Swizzles and banks](03_swizzles_and_banks.ipynb): why a row-major tile in shared memory can need eight times the passes,
 # and the one XOR that repairs it.

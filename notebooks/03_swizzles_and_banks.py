@@ -23,7 +23,7 @@
 # %%
 import numpy as np
 
-from kvlab.exercises import ask
+from kvlab.exercises import ask, predict
 from kvlab.hardware import SubTileLoaderLDS, best_swizzle, coalescing, wavefronts
 from kvlab.layout import ComposedLayout, Layout, Swizzle
 from kvlab.viz import CopyPlan, draw_copy_plan, draw_cure, draw_layout, draw_punch_card, draw_shared_memory
@@ -42,14 +42,21 @@ lane = np.arange(32)
 wavefronts("ld.shared.b32", lane * 4)
 
 # %% [markdown]
-# Now each lane reads the first float of its own row, the rows being 128 bytes long. All of them lie in bank 0.
+# Now each lane reads the first float of its own row, the rows being 128 bytes long.
+#
+# **Guess.** How many passes does that take?
+
+# %%
+guess = predict(1, 4, 8, 32)
+guess
 
 # %%
 column = wavefronts("ld.shared.b32", lane * 128)
+guess.compare(column.wavefronts)
 column
 
 # %% [markdown]
-# The old remedy is padding: rows of 132 bytes. It costs memory, and 16-byte accesses lose their alignment.
+# All of these floats lie in bank 0. The old remedy is padding: rows of 132 bytes. It costs memory, and 16-byte accesses lose their alignment.
 
 # %%
 print(wavefronts("ld.shared.b32", lane * 132))
@@ -77,18 +84,26 @@ rows_of_16
 # %% [markdown]
 # `ldmatrix`, which feeds the tensor cores, works the same way: it reads 8 x 8 matrices of 16-bit numbers, 8 rows of 16
 # bytes in a phase. Each row may lie anywhere. In a row-major tile with rows of 128 bytes, 8 rows of one column of
-# matrices all lie in the same four banks:
+# matrices all lie in the same four banks.
+#
+# **Guess.** `ldmatrix.x4` reads four matrices, so it takes four passes at least. How many from this tile?
+
+# %%
+of_a_tile = predict(4, 8, 16, 32)
+of_a_tile
 
 # %%
 tile_rows, row_bytes = 16, 128
 row, vector = lane % 16, lane // 16  # which row, and which 16 bytes of it, each lane asks for
 plain = wavefronts("ldmatrix.x4", row * row_bytes + vector * 16)
+of_a_tile.compare(plain.wavefronts)
 draw_punch_card(plain)
 
 # %% [markdown]
 # ## The swizzle
 #
-# `Sw<3,4,3>` XORs three bits of a byte address, those from bit 4 on, with the three bits that stand 3 higher. Bits 4 to 6
+# A swizzle `Sw<B,M,S>` XORs *B* bits of an address, those from bit *M* on, with the *B* bits that stand *S* higher. So
+# `Sw<3,4,3>` XORs three bits of a byte address, from bit 4 on, with the three bits that stand 3 higher. Bits 4 to 6
 # say which 16-byte vector of a 128-byte row; bits 7 to 9 say which row. So vector *v* of row *r* goes to place
 # `v ^ (r % 8)`: every row keeps its bytes, in another order.
 
@@ -224,6 +239,21 @@ for pitch in (16, 32, 64, 128):
 transpose = best_swizzle((32, 32), "fp32", [("st.shared.b32", 0, np.arange(32)), ("ld.shared.b32", np.arange(32), 0)])
 print(transpose)
 draw_layout(ComposedLayout(Layout.row_major(32, 32), transpose.swizzle), element_bytes=4)
+
+# %% [markdown]
+# ## Build one
+#
+# A tile of 16 rows of 64 bytes: a row has four vectors of 16 bytes, two rows fill one row of the banks. Write the function that
+# says at which place of its row, 0 to 3, a vector is stored, so that `ldmatrix.x4` takes four passes. `row` and `vector` are
+# arrays. All 64 vectors are tried.
+#
+# **Question 4.**
+
+# %% tags=["question"]
+place = None  # your answer: def place(row, vector): return ...
+
+# %%
+ask("03.place", place)
 
 # %% [markdown]
 # Next: [4. Fragments](04_fragments.ipynb): what the lanes hold after they have read.

@@ -5,6 +5,7 @@ Each answer is held against what the notebook's own objects say when the noteboo
 
 from __future__ import annotations
 
+from .judges import narrow_swizzle, padded_transpose
 from .question import Question
 
 ELEMENTS = "so many elements; bytes are asked, two for each"
@@ -45,6 +46,10 @@ QUESTIONS = {
     ),
     "02.start": Question(40, ["How many blocks come before it?", "It is the last of 6 blocks of 8 numbers."],
                          [(47, "that is where the block ends")]),
+    "02.transposed": Question(
+        padded_transpose, ["Which comes first, and which of the two has the step of 1?",
+                           "The shape is (32,8); a row further is 40 numbers further."],
+    ),
     # 3. Swizzles and banks
     "03.passes": Question(2, ["Which banks do lanes 0 and 16 use?"],
                           [(1, "so it would be if the floats were 4 bytes apart"), (16, "so many lanes share a pass")]),
@@ -56,6 +61,11 @@ QUESTIONS = {
     "03.middle": Question(3, ["What becomes of an address bit when an element has two bytes?",
                               "An element of 2 bytes is one address bit fewer."],
                           [(4, "that is the number in bytes"), (2, "one bit fewer, not two")]),
+    "03.place": Question(
+        narrow_swizzle, ["How many rows of 64 bytes make one row of the 32 banks?",
+                         "Two rows share a row of the banks, so neighbours may keep the same order.",
+                         "XOR the vector with the pair of rows it is in, modulo 4."],
+    ),
     # 4. Fragments
     "04.holder": Question(10, ["Row 10 belongs to the same lanes as row 2.",
                                 "A row has four lanes of two columns each."]),

@@ -25,7 +25,8 @@ def same(a: Any, b: Any) -> bool:
 class Question:
     """A question of a notebook.
 
-    answer    what is right: a number, a text, or a sequence
+    answer    what is right: a number, a text, or a sequence; or a judge of what a reader builds, a function that takes
+              the answer and says what is wrong with it, "" where nothing is
     hints     from the gentlest to the plainest
     mistakes  (wrong answer, what it is the answer of) for those that readers give, as elements for bytes
 
@@ -40,6 +41,9 @@ class Question:
 
     def verdict(self, answer: Any) -> str:
         """Words for an answer: "Right.", or that it is not it, and what it is if it is a mistake with a name."""
+        if callable(self.answer):
+            fault = self.answer(answer)
+            return f"Not yet: {fault}." if fault else "Right."
         if same(answer, self.answer):
             return "Right."
         named = [text for wrong, text in self.mistakes if same(answer, wrong)]

@@ -12,6 +12,7 @@ truth = np.unique(np.argwhere(fragments.row == row)[:, 0] % 32)
 """,
     },
     "02_layouts": {
+        "02.transposed": "",
         "02.offset": """
 truth = Layout.row_major(64, 128)(3, 5)
 """,
@@ -27,6 +28,7 @@ truth = blocked_product(Layout.row_major(2, 4), Layout.row_major(2, 3))(2, 8)
 """,
     },
     "03_swizzles_and_banks": {
+        "03.place": "",
         "03.passes": """
 truth = wavefronts('ld.shared.b32', lane * 8).wavefronts
 """,

@@ -120,6 +120,55 @@ def lockstep(
     answer.give(json)
 
 
+Kernel = Annotated[str, typer.Argument(help="FILE.py:kernel, or module:kernel: @triton.jit or @gluon.jit.")]
+Types = Annotated[
+    list[str] | None,
+    typer.Argument(help="NAME=TYPE of each parameter: x=*bf16, n=i32 (i32:16: a multiple of 16), BM=64."),
+]
+Target = Annotated[str, typer.Option("--target", "-t", help="sm_80, sm_90, sm_100, sm_120, gfx942, gfx950, ...")]
+Warps = Annotated[int, typer.Option("--num-warps", help="As at a launch.")]
+Stages = Annotated[int, typer.Option("--num-stages", help="As at a launch.")]
+
+
+@app.command()
+def xray(
+    kernel: Kernel, types: Types = None, target: Target = "sm_90", num_warps: Warps = 4, num_stages: Stages = 3,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A page, .html.")] = None,
+    json: Json = False,
+) -> None:
+    """Compile a kernel without a GPU and say what is slow in it and what helps. Findings end it with 1.
+
+    kvlab xray kernels.py:transpose x=*fp32 out=*fp32 N=64
+    """
+    from kvlab.command.kernels import x_rayed
+
+    with _working("compiling"):
+        answer = x_rayed(kernel, types or (), target, num_warps, num_stages, output)
+    answer.give(json)
+
+
+@app.command()
+def diff(
+    a: Kernel, b: Annotated[str, typer.Argument(help="The other kernel, or the same one.")], types: Types = None,
+    target: Target = "sm_90",
+    target_b: Annotated[str | None, typer.Option("--target-b", help="Of the second, if it is another.")] = None,
+    changed: Annotated[list[str] | None, typer.Option("--b", help="NAME=TYPE of the second alone.")] = None,
+    num_warps: Warps = 4, num_stages: Stages = 3,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A page, .html.")] = None,
+    json: Json = False,
+) -> None:
+    """Compare the X-rays of two kernels, or of one with other values or on another target. A difference ends it with 1.
+
+    kvlab diff kernels.py:transpose kernels.py:transpose x=*fp32 out=*fp32 N=64 --b N=128 --target-b sm_80
+    """
+    from kvlab.command.kernels import differing
+
+    with _working("compiling both"):
+        targets = (target, target_b or target)
+        answer = differing((a, b), types or (), changed or (), targets, num_warps, num_stages, output)
+    answer.give(json)
+
+
 @app.command()
 def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Neither interpret nor compile a kernel.")] = False,

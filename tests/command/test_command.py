@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -23,7 +24,7 @@ from kvlab.layout import ComposedLayout, Layout, Swizzle
 from kvlab.layout.encodings import BlockedLayout, SwizzledSharedLayout
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDS_A_KERNEL = ("lockstep",)
+NEEDS_A_KERNEL = ("lockstep", "xray", "diff")
 
 
 @pytest.fixture
@@ -191,6 +192,51 @@ def test_the_shell_completes():
     how = {"cwd": ROOT, "env": os.environ | asked, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-m", "kvlab"], **how)
     assert done.stdout.split() == ["conflicts"]
+
+
+TRANSPOSE = """
+import triton, triton.language as tl
+
+@triton.jit
+def transpose(x, out, N: tl.constexpr):
+    row, column = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    tl.store(out + column * N + row, tl.load(x + row * N + column))
+
+@triton.jit
+def copy(x, out, N: tl.constexpr):
+    row, column = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    tl.store(out + row * N + column, tl.load(x + row * N + column))
+"""
+
+
+@pytest.mark.compile
+def test_xray_and_diff_of_kernels_in_a_file(kvlab, tmp_path):
+    """Rests on kvlab.xray of the same kernels: a finding, and what a copy has not, in words, JSON and exit codes."""
+    (tmp_path / "turning_kernels.py").write_text(TRANSPOSE)
+    place = f"{tmp_path}/turning_kernels.py"
+    types = ("x=*fp32", "out=*fp32", "N=64")
+    code, out, _ = kvlab("xray", f"{place}:transpose", *types, "--json", "-o", str(tmp_path / "page.html"))
+    from kvlab.xray import xray
+
+    ours = xray(importlib.import_module("turning_kernels").transpose, {"x": "*fp32", "out": "*fp32", "N": 64})
+    told = json.loads(out)
+    assert (code, told["kernel"], len(told["findings"])) == (int(bool(ours.findings)), "transpose", len(ours.findings))
+    assert "transpose" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert kvlab("diff", f"{place}:copy", f"{place}:copy", *types)[0] == 0
+    code, out, _ = kvlab("diff", f"{place}:copy", f"{place}:transpose", *types, "--json")
+    assert (code, json.loads(out)["b"]) == (1, "transpose")
+    other = ("--b", "N=32", "--target-b", "sm_80")
+    code, out, _ = kvlab("diff", f"{place}:copy", f"{place}:copy", *types, *other, "--json")
+    assert (code, json.loads(out)["targets"]) == (1, ["sm_90", "sm_80"])
+    for argv, says in (
+        ((f"{place}:copies", *types), "there is no copies in turning_kernels"),
+        ((f"{place}:copy", "x=*fp32", "out=*fp32"), "missing: ['N']"),
+        ((f"{place}:copy", *types[:2], "N=65"), "does not compile for sm_90: CompilationError"),
+        ((f"{place}:copy", *types, "-t", "sm_75"), "target is 'sm_75': must be one of"),
+    ):
+        code, out, err = kvlab("xray", *argv)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert says in err
 
 
 KERNEL = '''

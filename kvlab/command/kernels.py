@@ -1,0 +1,57 @@
+"""``kvlab xray`` and ``kvlab diff``: anyone's Triton or Gluon kernels, from their files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from kvlab.command.answers import Answer
+from kvlab.command.calls import function_in, literals
+from kvlab.viz.pen.host import document
+from kvlab.xray import XRay, diff, xray
+
+
+def _made(address: str, values: dict[str, Any], target: str, warps: int, stages: int) -> XRay:
+    """The X-ray of ``FILE.py:kernel``. ValueError where it is not found or does not compile."""
+    module, name = function_in(address)
+    kernel = getattr(importlib.import_module(module), name, None)
+    if kernel is None:
+        raise ValueError(f"{address!r}: there is no {name} in {module}")
+    try:
+        return xray(kernel, values, target, num_warps=warps, num_stages=stages)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever the compiler says of the kernel
+        said = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+        raise ValueError(f"{address!r} does not compile for {target}: {type(error).__name__}: {said}") from error
+
+
+def x_rayed(address: str, given: Sequence[str], target: str, warps: int, stages: int, page: Path | None) -> Answer:
+    """``kvlab xray``: layouts, allocations, edges, resources, findings with cures; no where there are findings."""
+    found = _made(address, literals(given), target, warps, stages)
+    return _answer(str(found), found.to_dict(), not found.findings, page, found.to_html)
+
+
+def differing(
+    addresses: tuple[str, str], given: Sequence[str], changed: Sequence[str], targets: tuple[str, str], warps: int,
+    stages: int, page: Path | None,
+) -> Answer:
+    """``kvlab diff``: what two kernels, or one with other values or on another target, differ in; no where they do."""
+    values = literals(given)
+    both = (values, values | literals(changed))
+    a, b = (_made(*one, warps, stages) for one in zip(addresses, both, targets, strict=True))
+    found = diff(a, b)
+    title = f"{a.name} on {a.target}, {b.name} on {b.target}"
+    return _answer(str(found), found.to_dict(), found.same, page, lambda: document(title, found._repr_html_()))
+
+
+def _answer(words: str, data: dict[str, Any], yes: bool, page: Path | None, html: Any) -> Answer:
+    words = escape(words)
+    if page is not None:
+        page.write_text(html(), encoding="utf-8")
+        data, words = data | {"file": page}, f"{words}\n{escape(str(page))} written"
+    return Answer(words, data, yes)

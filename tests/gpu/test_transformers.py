@@ -6,30 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from smollm2_weights import PROMPTS, smollm2
 
 from kvlab.integrations.transformers import CACHE_ARGUMENT, KVLabCache, register
 
 pytestmark = pytest.mark.gpu
-
-NAMES = ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M")
-PROMPTS = (
-    "What is a page table? One short sentence.", "Name three rivers of Europe.", "Write a line of a poem about snow.",
-    "What is 12 times 7?", "Why is the sky blue?", "List the days of the week.", "Translate 'good morning' to French.",
-    "A librarian keeps a small desk beside the door. What lies on it?",
-)
-
-
-def smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    for name in NAMES:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, local_files_only=True)
-        except OSError:
-            continue
-        return model.cuda().eval(), tokenizer
-    pytest.skip(f"none of {', '.join(NAMES)} is in the Hugging Face cache")
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -38,8 +19,8 @@ def test_smollm2_writes_the_tokens_of_sdpa(dtype: torch.dtype, batched: bool) ->
     """64 greedy tokens of 8 prompts, one by one and as a batch with padding. In bfloat16 they may part where SDPA's two
     best logits are closer than two steps of bfloat16."""
     model, tokenizer = smollm2(dtype)
+    model.cuda()
     register()
-    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
     for prompts in [PROMPTS] if batched else [[prompt] for prompt in PROMPTS]:
         inputs, written = tokenizer(prompts, return_tensors="pt", padding=True).to("cuda"), []
         for name in ("sdpa", "kvlab"):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from smollm2_weights import PROMPTS, smollm2
 from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
 from kvlab.attention.call.latent_rows import latent_windows, row_scales
@@ -127,6 +128,17 @@ def test_generate_with_beams_chunks_and_guesses(llama: Any) -> None:
     assert torch.equal(generated(llama, paged(llama), one, **guesses), generated(llama, None, one))
     cache.reset()
     assert (cache.pages.pool.num_free, cache.get_seq_length()) == (24, 0)
+
+
+def test_smollm2_writes_the_tokens_of_sdpa() -> None:
+    """Rests on transformers' SDPA attention: 8 prompts as a batch with padding, in float32."""
+    model, tokenizer = smollm2(torch.float32)
+    inputs, written = tokenizer(list(PROMPTS), return_tensors="pt", padding=True), []
+    for name in ("sdpa", "kvlab"):
+        model.set_attn_implementation(name)
+        cache = KVLabCache(model.config, num_pages=32) if name == "kvlab" else None
+        written.append(model.generate(**inputs, max_new_tokens=8, do_sample=False, **given(cache)))
+    assert torch.equal(*written)
 
 
 def test_copies_share_the_pages_of_a_prefix(llama: Any) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from kvlab.hardware.chip import div_full, ex2_approx, ex2_wide, fma, rcp_approx
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float16
 
+from .ptx import PtxInstruction
 from .values import BITS, PACKED, TYPES, Array, Mask, Operands, Step
 
 if TYPE_CHECKING:
@@ -368,6 +369,35 @@ def _then(function: Function, last: Function) -> Function:
 
 def _contiguous(function: Function) -> Function:
     return lambda *given: function(*(np.asarray(a, np.float32) for a in given))
+
+
+def product_to_add(x: Operands) -> Step:
+    """A product that an addition alone uses, which ptxas makes one fused operation: its factors are kept."""
+    a, b = x.read(1, "f32"), x.read(2, "f32")
+
+    def step(m: SimtMachine, mask: Mask) -> None:
+        factors = tuple(np.broadcast_to(read(m), m.shape) for read in (a, b))
+        if mask is not None and x.at in m.products:
+            factors = tuple(np.where(mask, new, old) for new, old in zip(factors, m.products[x.at], strict=True))
+        m.products[x.at] = factors[0], factors[1]
+
+    return step
+
+
+def added_product(x: Operands, product: PtxInstruction, at: int) -> Step:
+    """The addition to it."""
+    first = x.texts[1] == product.operands[0]
+    other, write = x.read(2 if first else 1, "f32"), x.write(0, "f32")
+    flush: Function = _flushed if "ftz" in x.op else lambda a: a
+
+    def step(m: SimtMachine, mask: Mask) -> None:
+        a, b = map(flush, m.products[at])
+        c = flush(other(m))
+        if x.op[0] == "sub":
+            a, c = (a, -c) if first else (-a, c)
+        write(m, flush(fma(a, b, c)), mask)
+
+    return step
 
 
 # ---- predicates, moves, conversions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ import numpy as np
 from kvlab.common.arrays import on_gpu, to_numpy
 from kvlab.common.checks import shown
 from kvlab.common.torch_here import is_torch
+from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import ARITHMETICS
 from kvlab.memory import AddressSpace, Memory
 
+from .hopper import descriptor_over
 from .machine import Code, SimtMachine, symbols_of
 from .ptx import Parameter, Program, parse
 from .record import KernelRun, Trace, facts_of
-from .values import REGION, TYPES
+from .values import GLOBALS, REGION, TYPES
 
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "num_ctas")
 """Arguments of a launch that are the compiler's."""
@@ -71,11 +74,13 @@ def run(
     described = signature_of(kernel, **given)
     compiled = compile_kernel(kernel, target=target, **described, **options)
     constants = {p.name for p in kernel.params if p.is_constexpr}
-    leaves = [leaf for name in kernel.arg_names if name not in constants
-              for leaf in _leaves(name, given[name], described["constexprs"])]
+    meta = iter(compiled.descriptors)
+    leaves = [(path, _Described(value, next(meta, None)) if hasattr(value, "block_shape") else value)
+              for name in kernel.arg_names if name not in constants
+              for path, value in _leaves(name, given[name], described["constexprs"])]
     sizes = grid(given) if callable(grid) else grid
     return run_ptx(compiled.asm["ptx"], sizes, leaves, shared=compiled.shared, arithmetic=arithmetic,
-                   addresses=addresses, strict=strict)
+                   addresses=addresses, strict=strict, contract=options.get("enable_fp_fusion", True))
 
 
 def _leaves(path: Any, value: Any, constants: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -93,12 +98,14 @@ def _leaves(path: Any, value: Any, constants: Mapping[Any, Any]) -> Iterator[tup
 
 def run_ptx(
     ptx: str, grid: Any, args: Sequence[Any], *, shared: int = 0, threads: int | None = None, arithmetic: str = "chip",
-    addresses: bool = True, strict: bool = True,
+    addresses: bool = True, strict: bool = True, contract: bool = True,
 ) -> KernelRun:
     """Run the kernel of a PTX text on the arrays and numbers ``args``, one for each parameter, in order.
 
     ``shared`` is in bytes a CTA, for the array whose size the launch says; ``threads`` of a CTA where the PTX does not
-    require a number. Parameters past ``args`` are pointers to scratch memory of zeros. The rest as for :func:`run`.
+    require a number. ``contract``: whether a product that an addition alone uses is one fused operation with it, as
+    ptxas makes it by default. Parameters past ``args`` are pointers to scratch memory of zeros. The rest as for
+    :func:`run`.
 
     >>> x = np.arange(4, dtype=np.uint32)
     >>> ran = run_ptx(ADD_ONE, (1,), [x], threads=4)
@@ -121,17 +128,19 @@ def run_ptx(
     if lanes < 1 or lanes > 1024:
         raise ValueError(f"threads is {threads!r}: must be 1 to 1024, where the PTX requires none")
     symbols, allocations, nbytes = symbols_of(program, shared)
-    parameters = _place(program, [a if isinstance(a, tuple) else (f"argument {i}", a) for i, a in enumerate(args)],
-                        allocations)
+    named = [a if isinstance(a, tuple) else (f"argument {i}", a) for i, a in enumerate(args)]
+    tensor_maps: dict[int, TmaDescriptor] = {}
+    parameters = _place(program, named, symbols, allocations, tensor_maps)
     start = time.perf_counter()
-    code = Code(program, symbols, parameters)
+    code = Code(program, symbols, parameters, contract)
     trace = Trace(program, _arch(program.target), addresses)
     ctas, provisional = int(np.prod(sizes)), set(_provisional(program))
     together = max(1, _LANES // lanes)
     with np.errstate(all="ignore"):
         for first in range(0, ctas, together):
             numbers = range(first, min(first + together, ctas))
-            machine = SimtMachine(code, numbers, sizes, lanes, nbytes, allocations, trace, arithmetic, strict)
+            machine = SimtMachine(code, numbers, sizes, lanes, nbytes, allocations, tensor_maps, trace,
+                                  arithmetic, strict)
             machine.run()
             provisional |= machine.provisional
     seconds = time.perf_counter() - start
@@ -177,27 +186,67 @@ def _grid(grid: Any) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _place(program: Program, args: list[tuple[str, Any]], allocations: dict[int, Memory]) -> dict[str, bytes]:
+@dataclass(frozen=True)
+class _Described:
+    """A TMA descriptor among the arguments, and the boxes that the compiler made of its blocks (None: pointers)."""
+
+    value: Any
+    boxes: Any
+
+
+def _place(
+    program: Program, args: list[tuple[str, Any]], symbols: dict[str, int], allocations: dict[int, Memory],
+    tensor_maps: dict[int, TmaDescriptor],
+) -> dict[str, bytes]:
     """The bytes of every parameter; arrays get addresses of their own among ``allocations``."""
-    if len(args) > len(program.parameters):
-        raise ValueError(f"args are {len(args)}: {program.name} has {len(program.parameters)} parameters")
-    found = {}
-    for number, parameter in enumerate(program.parameters):
-        name, value = args[number] if number < len(args) else ("scratch memory", None)
-        if number >= len(args):
-            value = np.zeros(_SCRATCH, np.uint8)
-        if isinstance(value, np.ndarray) or is_torch(value):
-            if on_gpu(value):
-                raise ValueError(f"{name} is on a GPU: must be in CPU memory")
-            view: Any = to_numpy(value) if is_torch(value) else value
-            memory, offset = Memory.over(view, name=name), _offset(value)
-            memory.base = (number + 1 << REGION) + offset
-            memory.space = AddressSpace.GLOBAL
-            allocations[number + 1] = memory
-            found[parameter.name] = memory.base.to_bytes(8, "little")
+    found: dict[str, bytes] = {}
+    parameters = list(program.parameters)
+    for name, value in args:
+        if not parameters:
+            raise ValueError(f"args are {len(args)}: {program.name} has {len(program.parameters)} parameters")
+        parameter = parameters.pop(0)
+        if isinstance(value, _Described):
+            _place_descriptor(name, value, parameter, parameters, found, symbols, allocations, tensor_maps)
+        elif isinstance(value, np.ndarray) or is_torch(value):
+            found[parameter.name] = _allocate(name, value, allocations)[0].base.to_bytes(8, "little")
         else:
             found[parameter.name] = _number(name, parameter, value)
+    for parameter in parameters:
+        scratch, _ = _allocate("scratch memory", np.zeros(_SCRATCH, np.uint8), allocations)
+        found[parameter.name] = scratch.base.to_bytes(8, "little")
     return found
+
+
+def _allocate(name: str, value: Any, allocations: dict[int, Memory]) -> tuple[Memory, Any]:
+    """The memory of an array, in a region of its own, and the array as NumPy's."""
+    if on_gpu(value):
+        raise ValueError(f"{name} is on a GPU: must be in CPU memory")
+    view: Any = to_numpy(value) if is_torch(value) else value
+    memory = Memory.over(view, name=name)
+    region = max((n for n in allocations if n < GLOBALS), default=0) + 1
+    memory.base, memory.space = (region << REGION) + _offset(value), AddressSpace.GLOBAL
+    allocations[region] = memory
+    return memory, view
+
+
+def _place_descriptor(
+    name: str, given: _Described, parameter: Parameter, rest: list[Parameter], found: dict[str, bytes],
+    symbols: dict[str, int], allocations: dict[int, Memory], tensor_maps: dict[int, TmaDescriptor],
+) -> None:
+    """The parameters that a descriptor becomes: a tensor map, or a pointer with shape, strides and flags; behind these
+    shape and strides."""
+    memory, view = _allocate(name, given.value.base, allocations)
+    sizes = [*given.value.shape, *given.value.strides]
+    if parameter.nbytes:
+        address = symbols[parameter.name]
+        tensor_maps[address] = descriptor_over(memory, view, given.value, given.boxes)
+    else:
+        found[parameter.name] = memory.base.to_bytes(8, "little")
+        flags = next(i for i, of in enumerate(rest[len(sizes) :]) if of.type != "u8")
+        sizes = [*sizes, *[0] * flags, *sizes]
+    for size in sizes:
+        one = rest.pop(0)
+        found[one.name] = _number(name, one, size)
 
 
 def _offset(array: Any) -> int:

@@ -7,14 +7,17 @@ a barrier lets others go on.
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from kvlab.hardware import TmaDescriptor
 from kvlab.memory import AddressSpace, Memory, OutOfBounds
 
-from . import access, alu, control, warp
+from . import access, alu, control, hopper, warp
 from .control import ENDED
 from .ptx import Program
 from .record import Trace
@@ -34,8 +37,11 @@ class Deadlock(RuntimeError):
 class Code:
     """A program decoded for a launch: a step for each instruction, and the blocks that run without a branch."""
 
-    def __init__(self, program: Program, symbols: Mapping[str, int], parameters: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, program: Program, symbols: Mapping[str, int], parameters: Mapping[str, bytes], contract: bool = True
+    ) -> None:
         self.program = program
+        self.contracted = contractions(program) if contract else {}
         self.steps: list[Step | None] = []
         self.controls: dict[int, control.Control] = {}
         self.guards: dict[int, Any] = {}
@@ -57,17 +63,23 @@ class Code:
         guard = None
         if instruction.guard is not None:
             guard = x.predicate(("!" if instruction.negated else "") + instruction.guard)
-        found = control.decode(x)
+        found = control.decode(x) or hopper.control(x)
         if found is not None:
             self.steps.append(None)
             self.controls[x.at], self.guards[x.at] = found, guard
             return
-        for room in (access, warp, alu):
-            step = room.decode(x)
+        for room in (hopper, access, warp, alu):
+            step = self._contracted(x) if x.at in self.contracted else room.decode(x)
             if step is not None:
                 self.steps.append(step if guard is None else _guarded(step, guard))
                 return
         x.unknown()
+
+    def _contracted(self, x: Operands) -> Step:
+        product = self.contracted[x.at]
+        if product == x.at:
+            return alu.product_to_add(x)
+        return alu.added_product(x, self.program.instructions[product], product)
 
     def block(self, start: int) -> tuple[list[tuple[int, Step]], int, int]:
         """(steps with their numbers, the number of the control step behind them or -1, where the next block begins)."""
@@ -77,6 +89,32 @@ class Code:
             steps = [(at, step) for at in range(start, end) if (step := self.steps[at]) is not None]
             self.blocks[start] = steps, last, end
         return self.blocks[start]
+
+
+_TOKEN = re.compile(r"[%\w$]+")
+
+
+def contractions(program: Program) -> dict[int, int]:
+    """Products and sums that are one fused operation, as ptxas makes them by default: the number of a ``mul`` and that
+    of the only instruction that uses its result, an ``add`` or ``sub``, each with the number of the ``mul``."""
+    places: dict[int, list[int]] = defaultdict(list)
+    for at, instruction in enumerate(program.instructions):
+        for token in (t for text in instruction.operands for t in _TOKEN.findall(text)):
+            register = program.register(instruction.scope, token)
+            if register is not None:
+                places[register.slot].append(at)
+    found: dict[int, int] = {}
+    for at, instruction in enumerate(program.instructions):
+        if instruction.op[0] != "mul" or instruction.op[1:] not in (("f32",), ("ftz", "f32")):
+            continue
+        result = program.register(instruction.scope, instruction.operands[0])
+        where = places[result.slot] if result is not None else []
+        user = where[1] if len(where) == 2 and where[0] == at else -1
+        if user > 0 and user not in found and instruction.guard is None:
+            op = program.instructions[user].op
+            if op[0] in ("add", "sub") and op[1:] == instruction.op[1:]:
+                found[at] = found[user] = at
+    return found
 
 
 def _guarded(step: Step, guard: Any) -> Step:
@@ -94,11 +132,13 @@ class SimtMachine:
 
     ctas        their numbers in the grid, x fastest;  ``grid`` (x, y, z)
     allocations  memories by the number of their region of addresses;  ``nbytes`` of shared memory of a CTA
+    tensor_maps  TMA descriptors by their address
     """
 
     def __init__(
         self, code: Code, ctas: Sequence[int], grid: tuple[int, int, int], threads: int, nbytes: int,
-        allocations: Mapping[int, Memory], trace: Trace, arithmetic: str, strict: bool,
+        allocations: Mapping[int, Memory], tensor_maps: Mapping[int, TmaDescriptor], trace: Trace, arithmetic: str,
+        strict: bool,
     ) -> None:
         self.code, self.trace, self.arithmetic, self.grid, self.threads = code, trace, arithmetic, grid, threads
         self.warps = -(-threads // 32)
@@ -107,7 +147,7 @@ class SimtMachine:
         self.number = np.repeat(np.asarray(ctas, np.uint32), self.warps)[:, None]
         self.shared = Memory(max(nbytes, 1), space=AddressSpace.SHARED, name="shared memory", programs=len(ctas),
                              unsafe=not strict)
-        self.allocations = allocations
+        self.allocations, self.tensor_maps = allocations, tensor_maps
         poison = {size: np.full(self.shape, POISON % (1 << 8 * size), f"u{size}") for size in (1, 2, 4, 8)}
         poison[0] = np.zeros(self.shape, np.bool_)
         self.registers = [poison[register.nbytes] for register in code.program.registers.values()]
@@ -118,7 +158,11 @@ class SimtMachine:
         self.barrier = np.full((2, self.shape[0]), -1, np.int64)
         self.copies: list[access.Copy] = []
         self.groups = np.zeros(self.shape[0], np.int64)
+        self.mbarriers = hopper.Mbarriers(len(ctas))
+        self.seen = np.full(self.shape[0], -1, np.int64)  # of mbarriers, by a warp that sleeps
+        self.boxes: list[hopper.Boxes] = []
         self.provisional: set[str] = set()
+        self.products: dict[int, tuple[Array, Array]] = {}  # that sums will add, by their instruction
         self.time = 0
         self._special: dict[str, Array] = {}
         self._arrived: dict[tuple[int, int], int] = {}
@@ -130,14 +174,16 @@ class SimtMachine:
         instructions = self.code.program.instructions
         while True:
             place: Array = self.pc.min(axis=1)
-            ready = ~self.waiting & (place != ENDED)
+            awake = ~self.waiting & (self.seen < self.mbarriers.version)
+            ready = awake & (place != ENDED)
             if not ready.any():
-                if not self.waiting.any():
+                if (place == ENDED).all():
                     return
                 self._stuck(place)
             self.time += 1
             at = int(place[ready].max() if self.time % _FAIR == 0 else place[ready].min())
             here = (self.pc == at) & ready[:, None]
+            self.seen[here.any(axis=1)] = -1
             mask = None if here.all() else here
             steps, last, following = self.code.block(at)
             warps, lanes = int(here.any(axis=1).sum()), int(here.sum())
@@ -165,7 +211,9 @@ class SimtMachine:
 
     def _stuck(self, place: Array) -> None:
         instructions = self.code.program.instructions
-        lines = sorted({instructions[min(int(at), len(instructions)) - 1].where for at in place[self.waiting]})
+        late = {int(at) - 1 for at in np.where(place == ENDED, len(instructions), place)[self.waiting]}
+        late |= {int(at) for at in place[~self.waiting & (place != ENDED)]}
+        lines = [instructions[at].where for at in sorted(late)]
         raise Deadlock(f"all warps wait, for what nobody brings: {'; '.join(lines)}")
 
     # ---- barriers
@@ -225,6 +273,64 @@ class SimtMachine:
                              alignment=align)
             else:
                 memory.store(where, value, mask=lanes, alignment=align)
+
+    def _slots(self, cta: Array) -> Array:
+        """The place of each box among those of its CTA."""
+        order = np.argsort(cta, kind="stable")
+        ordered = cta[order]
+        opens = np.ones(len(cta), np.bool_)
+        opens[1:] = ordered[1:] != ordered[:-1]
+        number = np.arange(len(cta))
+        slots = np.empty(len(cta), np.int64)
+        slots[order] = number - np.maximum.accumulate(np.where(opens, number, 0))
+        return slots
+
+    def _spread(self, cta: Array, values: Array, slots: Array) -> Array:
+        """Values of boxes ``[boxes, ...]`` by CTA: ``[ctas, most boxes of one, ...]``."""
+        out = np.zeros((self.shared.programs, int(slots.max()) + 1, *values.shape[1:]), values.dtype)
+        out[cta, slots] = values
+        return out
+
+    def load_boxes(self, cta: Array, where: Array, dtype: Any, count: int) -> Array:
+        """``count`` elements at addresses ``[boxes, n]`` in the shared memory of a CTA each: ``[boxes, n, count]``."""
+        slots = self._slots(cta)
+        on = self._spread(cta, np.ones(where.shape, np.bool_), slots)
+        return self.shared.load(self._spread(cta, where, slots), dtype, count, mask=on)[cta, slots]
+
+    def store_boxes(self, cta: Array, where: Array, value: Array) -> None:
+        """Store ``value`` ``[boxes, n, count]`` at addresses ``[boxes, n]`` in the shared memory of a CTA each."""
+        slots = self._slots(cta)
+        on = self._spread(cta, np.ones(where.shape, np.bool_), slots)
+        self.shared.store(self._spread(cta, where, slots), self._spread(cta, value, slots), mask=on)
+
+    def forget_boxes(self, cta: Array, where: Array, nbytes: int) -> None:
+        """Pieces of boxes that are on their way count as never written."""
+        if not self.shared.unsafe:
+            slots = self._slots(cta)
+            on = self._spread(cta, np.ones(where.shape, np.bool_), slots)
+            every = (self.shared.programs, -1)
+            access.forgotten(self.shared, self._spread(cta, where, slots).reshape(every), nbytes, on.reshape(every))
+
+    def land(self, barrier: Array, cta: Array) -> None:
+        """The boxes that these mbarriers count are there."""
+        if not self.boxes:
+            return
+        wanted = np.unique(cta << 32 | barrier)
+        for box in self.boxes:
+            lands = ~box.landed & np.isin(box.cta << 32 | box.barrier, wanted)
+            if lands.any():
+                self.store_boxes(box.cta[lands], box.where[lands], box.value[lands])
+                self.mbarriers.complete(box.barrier[lands], box.cta[lands], box.nbytes)
+                box.landed |= lands
+        self.boxes = [box for box in self.boxes if not box.landed.all()]
+
+    def tensor_map(self, address: int) -> TmaDescriptor:
+        """The TMA descriptor at an address: an argument, or what the kernel made."""
+        if address in self.tensor_maps:
+            return self.tensor_maps[address]
+        where = np.array([address])
+        memory = self._memory(address >> REGION, where, None, "global")
+        return hopper.tensor_map_of(memory.load(where, np.dtype(np.uint8), 128)[0], dict(self.allocations))
 
     def forget(self, where: Array, nbytes: int, mask: Array) -> None:
         """Bytes of shared memory that are on their way count as never written."""
@@ -311,5 +417,5 @@ def symbols_of(program: Program, shared: int) -> tuple[dict[str, int], dict[int,
         symbols[variable.name], memories[region] = memory.base, memory
     for number, parameter in enumerate(program.parameters):
         if parameter.nbytes:
-            symbols[parameter.name] = PARAMETERS + number << REGION
+            symbols[parameter.name] = PARAMETERS + 256 * number
     return symbols, memories, max(used, shared)

@@ -69,6 +69,19 @@ class Trace:
         if self.addresses:
             self._keep(at, self._copy, nbytes, where, source, reads, on)
 
+    def note_boxes(self, at: int, boxes: int, nbytes: int) -> None:
+        """Boxes of TMA: their bytes are whole sectors."""
+        total = self.totals[at]
+        total.nbytes += boxes * nbytes
+        total.sectors += boxes * nbytes // 32
+        total.ideal_sectors += boxes * nbytes // 32
+
+    def note_products(self, at: int, passes: int) -> None:
+        """Operands of products that are read from shared memory."""
+        total = self.totals[at]
+        total.wavefronts += passes
+        total.ideal += passes
+
     def _keep(self, at: int, counter: Callable[..., None], fixed: Any, *arrays: Array) -> None:
         self._kept[at].append(arrays)
         self._counters[at] = lambda *stacked: counter(at, fixed, *stacked)

@@ -37,8 +37,10 @@ SPECIAL = ("tid", "ntid", "ctaid", "nctaid", "laneid", "warpid", "clusterid", "n
            "smid", "nsmid", "lanemask_lt")
 REGION = 40
 """Bits of an address inside an allocation; those above number the allocation, 0 is shared memory."""
-GLOBALS, PARAMETERS = 0xF0000, 0xE0000
-"""The first allocations of the module's own arrays and of parameters that are arrays."""
+GLOBALS = 0xF0000
+"""The first allocation of the module's own arrays."""
+PARAMETERS = 0xE0000000
+"""Address of the first parameter that is an array: one of 32 bits, past all shared memory."""
 _ADDRESS = re.compile(r"\[\s*([%\w$.]+)\s*(?:\+\s*(-?\w+))?\s*\]$")
 _FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})$|0[dD]([0-9a-fA-F]{16})$")
 

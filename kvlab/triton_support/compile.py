@@ -58,7 +58,8 @@ class Compiled:
 
     ``asm`` holds the text of every stage (``ttir``, ``ttgir``, ``llir``, ``ptx`` or ``amdgcn``) and the binary
     (``cubin`` or ``hsaco``, bytes); ``shared`` is in bytes a CTA; ``num_warps`` counts the warps of specialised
-    partitions too.
+    partitions too. ``descriptors`` are the boxes of the TMA descriptors among the arguments, in order: ``block_size``,
+    ``swizzle`` (0 to 3) and more; none where the target has no TMA.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Compiled:
     asm: Mapping[str, Any]
     shared: int
     num_warps: int
+    descriptors: tuple[Mapping[str, Any], ...] = ()
 
     @functools.cached_property
     def sass(self) -> str:
@@ -197,7 +199,8 @@ def compile_kernel(
             _in_fork(build)  # fills the cache, from which the next line reads
         kernel = build()
         asm = {key: kernel.asm[key] for key in kernel.asm}
-    return Compiled(fn.__name__, target, asm, kernel.metadata.shared, kernel.metadata.num_warps)
+    boxes = tuple(getattr(kernel.metadata, "tensordesc_meta", None) or ())
+    return Compiled(fn.__name__, target, asm, kernel.metadata.shared, kernel.metadata.num_warps, boxes)
 
 
 def _leaves(path: Any, value: Any) -> Iterator[tuple[Any, Any]]:
@@ -273,7 +276,8 @@ def signature_of(fn: Any, **arguments: Any) -> dict[str, Any]:
             return "constexpr"
         if hasattr(value, "block_shape"):
             element, block = _TYPES[str(value.base.dtype).removeprefix("torch.")], list(value.block_shape)
-            return f"tensordesc<{element}{block},{value.layout!r}>"
+            layout = f",{value.layout!r}" if hasattr(value, "layout") else ""
+            return f"tensordesc<{element}{block}{layout}>"
         if hasattr(value, "dtype"):
             address = value.data_ptr() if hasattr(value, "data_ptr") else value.ctypes.data
             if address % 16 == 0:

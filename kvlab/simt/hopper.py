@@ -95,7 +95,7 @@ class Mbarriers:
             self._settle(state)
 
     def done(self, where: Array, cta: Array, parity: Array) -> Array:
-        """Whether the phase of that parity has ended: ``[lanes]``."""
+        """Lanes whose phase of that parity has ended: bool ``[lanes]``."""
         found = np.zeros(where.shape, np.bool_)
         for address in np.unique(where).tolist():
             here = where == address

@@ -100,7 +100,8 @@ def run_ptx(
     ptx: str, grid: Any, args: Sequence[Any], *, shared: int = 0, threads: int | None = None, arithmetic: str = "chip",
     addresses: bool = True, strict: bool = True, contract: bool = True,
 ) -> KernelRun:
-    """Run the kernel of a PTX text on the arrays and numbers ``args``, one for each parameter, in order.
+    """Run the kernel of a PTX text on ``args``, one for each parameter, in order: arrays, numbers, and
+    :class:`~kvlab.hardware.TmaDescriptor` for tensor maps.
 
     ``shared`` is in bytes a CTA, for the array whose size the launch says; ``threads`` of a CTA where the PTX does not
     require a number. ``contract``: whether a product that an addition alone uses is one fused operation with it, as
@@ -205,7 +206,9 @@ def _place(
         if not parameters:
             raise ValueError(f"args are {len(args)}: {program.name} has {len(program.parameters)} parameters")
         parameter = parameters.pop(0)
-        if isinstance(value, _Described):
+        if isinstance(value, TmaDescriptor) and parameter.nbytes:
+            tensor_maps[symbols[parameter.name]] = value
+        elif isinstance(value, _Described):
             _place_descriptor(name, value, parameter, parameters, found, symbols, allocations, tensor_maps)
         elif isinstance(value, np.ndarray) or is_torch(value):
             found[parameter.name] = _allocate(name, value, allocations)[0].base.to_bytes(8, "little")
@@ -263,7 +266,7 @@ def _offset(array: Any) -> int:
 def _number(name: str, parameter: Parameter, value: Any) -> bytes:
     kind = parameter.type
     if parameter.nbytes or not isinstance(value, int | float | np.integer | np.floating | np.bool_):
-        raise ValueError(f"{name} is {shown(value)}: must be an array or a number")
+        raise ValueError(f"{name} is {shown(value)}: must be an array, a number or, for a tensor map, a TmaDescriptor")
     dtype = TYPES[kind]
     if dtype.kind in "iu" and isinstance(value, float | np.floating):
         if dtype.itemsize not in (4, 8):

@@ -101,3 +101,25 @@ def attention_kernel(q, k, v, out, keys, scale, D: tl.constexpr, BM: tl.constexp
         acc = tl.dot(p.to(values.dtype), values, acc * factor[:, None])
         most = now
     tl.store(out + m[:, None] * D + d[None, :], (acc / total[:, None]).to(out.dtype.element_ty))
+
+
+@triton.jit
+def tiles_kernel(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """A product of descriptors that the host made."""
+    m, n = tl.program_id(0) * BM, tl.program_id(1) * BN
+    acc = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(a.load([m, k]), b.load([k, n]), acc)
+    c.store([m, n], acc.to(tl.bfloat16))
+
+
+@triton.jit
+def own_tiles_kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """A product of descriptors that each program makes."""
+    x = tl.make_tensor_descriptor(a, [M, K], [K, 1], [BM, BK])
+    y = tl.make_tensor_descriptor(b, [K, N], [N, 1], [BK, BN])
+    m, n = tl.program_id(0) * BM, tl.program_id(1) * BN
+    acc = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(x.load([m, k]), y.load([k, n]), acc)
+    tl.make_tensor_descriptor(c, [M, N], [N, 1], [BM, BN]).store([m, n], acc.to(tl.bfloat16))

@@ -1,11 +1,15 @@
-"""Compiled kernels run without a GPU. Rests on float64, on NumPy's exact results, and on bits that an H200 recorded.
+"""Compiled kernels run without a GPU. Rests on float64, on NumPy's exact results, and on hardware.
 
-The records (tests/data/hardware/chip_bits.npz) are of Triton 3.6.0; 3.7.1's code gives the same bits.
+The records are bits of an H200 (tests/data/hardware/chip_bits.npz) and counters of an H100 (kernels.json), both of
+Triton 3.6.0; 3.7.1's code gives the same bits.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,12 @@ import pytest
 import simt_kernels as kernels
 from caught import Caught, as_tensors
 
-from benchmarks.chip_bits import CALLS
+from benchmarks.chip_bits import CALLS, Call
+from benchmarks.truth.whole import KERNELS
 from kvlab.common.arrays import to_numpy
 from kvlab.memory import OutOfBounds, bfloat16, float8_e4m3fn, float8_e5m2, float16
-from kvlab.simt import KernelRun, run
+from kvlab.simt import run
+from kvlab.triton_support.versions import gluon_lacks, installed
 
 pytestmark = pytest.mark.compile
 RECORDS = Path(__file__).parents[1] / "data" / "hardware"
@@ -104,6 +110,27 @@ def test_attention_and_its_table() -> None:
     assert "<code>values = tl.load" in ran._repr_html_()
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_products_of_descriptors(target: str) -> None:
+    """By pointers for sm_80, by TMA and wgmma for sm_90: rows past the tensor's end are read as zeros and not written.
+    Descriptors of the host, and those that the programs make in memory of their own."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    a, b = floats(100, 128).astype(bfloat16), floats(128, 160).astype(bfloat16)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    rows = np.full((101, 160), 7, bfloat16)
+    x, y, z = (as_tensors(array) for array in (a, b, rows[:100]))
+    blocks = {"BM": 64, "BN": 128, "BK": 64, "num_stages": 3, "target": target}
+    given = [TensorDescriptor.from_tensor(*pair) for pair in ((x, [64, 64]), (y, [64, 128]), (z, [64, 128]))]
+    run(kernels.tiles_kernel, (2, 2), *given, 128, **blocks)
+    assert close(rows[:100], exact, 2.0**-8)
+    assert (rows[100] == 7).all()
+    rows[:] = 7
+    run(kernels.own_tiles_kernel, (2, 2), x, y, z, 100, 160, 128, **blocks)
+    assert close(rows[:100], exact, 2.0**-8)
+    assert (rows[100] == 7).all()
+
+
 def test_a_mask_that_is_missing_is_named() -> None:
     """The line of the kernel, the argument, and the address."""
     x, y, out = floats(1000), floats(1001)[:1000], np.zeros(1000, np.float32)
@@ -128,32 +155,83 @@ def test_arguments_that_are_wrong_are_named() -> None:
         run(kernels.scan_kernel, (1,), x, x, B=8, arithmetic="exact")
 
 
-def attend(name: str, target: str) -> tuple[KernelRun, dict[str, Any]]:
-    """kvlab's own kernel as a call launches it, run here: the record, and what it wrote."""
-    call = next(call for call in CALLS if str(call) == name)
+def launched(call: Call, out: Any) -> tuple[Any, tuple[int, ...], dict[str, Any], Any]:
+    """kvlab's own kernel, the grid and the arguments of a call, and the lse that it will write."""
     home, arrays, named = call.launched()
     module: Any = importlib.import_module(f"{home}{'hopper' if call.backend == 'hopper' else 'kernel'}")
-    stub, out = Caught(module.attend), as_tensors(call.output(arrays))
+    stub = Caught(module.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "attend", stub)
         patch.setattr(module, "machine", lambda device: ("sm_90", 132), raising=False)
         _, lse = module.launch(*map(as_tensors, arrays), **named, out=out)
-    arguments = stub.arguments
+    ((grid, arguments),) = stub.calls
     if call.operation == "decode" and call.backend == "triton":
         arguments["C"] = arguments["C"]._replace(PTX=True)
-    ran = run(stub.fn, stub.calls[0][0], target=target, **arguments)
-    return ran, {"out": to_numpy(out), "lse": to_numpy(lse)}
+    return stub.fn, grid, arguments, lse
 
 
-@pytest.mark.parametrize("name, target", [
+OWN = [
     ("decode-triton-bf16-float32", "sm_80"), ("decode-triton-bf16", "sm_90"), ("prefill-triton-bf16-float32", "sm_80"),
-])
+    ("decode-hopper-e4m3", "sm_90"), ("prefill-hopper-bf16", "sm_90"),
+]
+
+
+@pytest.mark.parametrize("name, target", OWN)
 def test_own_kernels_have_the_chip_s_bits(name: str, target: str) -> None:
     """Every bit that an H200 recorded; the emulator with ``arithmetic="chip"`` has the same ones (test_chip.py). The
     code for sm_80 sums in the order of that for sm_90."""
-    ran, found = attend(name, target)
+    call = next(call for call in CALLS if str(call) == name)
+    if call.backend == "hopper" and gluon_lacks():
+        pytest.skip(f"Hopper's kernels are not used with {gluon_lacks()}")
+    out = as_tensors(call.output(call.arrays()))
+    fn, grid, arguments, lse = launched(call, out)
+    ran = run(fn, grid, target=target, **arguments)
     with np.load(RECORDS / "chip_bits.npz") as recorded:
-        for what, ours in found.items():
+        for what, ours in (("out", to_numpy(out)), ("lse", to_numpy(lse))):
             theirs = recorded[f"{name} {what}"]
             assert np.array_equal(ours.view(theirs.dtype), theirs), what
     assert ran.provisional == ()
+
+
+@dataclass(frozen=True)
+class Counted(Call):
+    """A call whose launch was counted on an H100."""
+
+    kernel: str = ""
+
+    def arrays(self) -> tuple[Any, ...]:
+        return tuple(KERNELS[self.kernel].inputs())
+
+
+@pytest.mark.skipif(installed() != "3.6.0", reason="the record is that of Triton 3.6.0")
+@pytest.mark.parametrize("name", ["decode fp8", "prefill hopper"])
+def test_own_kernels_take_what_a_chip_counted(name: str) -> None:
+    """Nsight Compute's counters of whole kernels on an H100 (tests/data/hardware/kernels.json), to the last pass and
+    sector: wavefronts of shared memory with their conflicts, sectors of cp.async, loads and TMA."""
+    counters = json.loads((RECORDS / "kernels.json").read_text())[name]["counters"]
+    call = Counted(name.split()[0], "bf16", KERNELS[name].backend, kernel=name)
+    q = call.arrays()[0]
+    fn, grid, arguments, _ = launched(call, as_tensors(np.zeros(q.shape, bfloat16)))
+    ran = run(fn, grid, target="sm_90", arithmetic="float32", **arguments)
+    sectors: Counter[str] = Counter()
+    for facts in ran.instructions:
+        op = facts.instruction.op
+        way = op[0] if op[0] != "cp" else "cp.async" if op[2] != "bulk" else op[5] if len(op) > 5 else ""
+        sectors[way] += facts.sectors
+    assert ran.wavefronts == counters["wavefronts"]
+    assert sectors["cp.async"] == counters["cp_async_sectors"]
+    assert sectors["ld"] == counters["load_sectors"]
+    assert sectors["shared::cluster"] == counters["tma_read_sectors"]
+    assert sectors["global"] == counters["tma_written_sectors"]
+
+
+@pytest.mark.timing
+def test_a_million_lane_instructions_a_second() -> None:
+    """On the 2 cores that the project is tested on: attention with products and exponentials of the chip, all accesses
+    counted."""
+    q, k, v = (floats(n, 64).astype(bfloat16) for n in (512, 256, 257))
+    out = np.zeros((512, 64), bfloat16)
+    given = q, k, v[:256], out, 256, 0.125
+    ran = run(kernels.attention_kernel, (8,), *given, D=64, BM=64, BN=32, num_stages=3)
+    assert ran.lane_instructions > 10**6
+    assert ran.rate > 10**6

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvlab.hardware import TmaDescriptor
 from kvlab.memory import OutOfBounds, UnwrittenRead
 from kvlab.simt import Deadlock, DeviceAssertion, KernelRun, UnknownInstruction, run_ptx
 
@@ -187,6 +188,58 @@ def test_atomics_come_one_after_the_other() -> None:
     assert np.array_equal(out, 5 + LANE * np.array([[1], [2]]))
 
 
+def boxes(expect: str = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 1024;", wait: str = "wait") -> str:
+    """PTX: a thread copies a box of 8 x 32 to byte 1024 of shared memory, all wait for it and read it in order."""
+    waits = "mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 0; @!%p2 bra again;" if wait else ""
+    return f"""
+        .version 8.0\n.target sm_90\n.extern .shared .align 1024 .b8 smem[];
+        .visible .entry f(.param .align 64 .b8 p0[128], .param .u64 p1) {{
+        .reg .pred %p<4>; .reg .b32 %r<12>; .reg .b64 %rd<8>;
+        ld.param.b64 %rd1, [p1]; mov.b64 %rd2, p0; cvta.param.u64 %rd2, %rd2;
+        mov.u32 %r2, %tid.x; setp.eq.u32 %p1, %r2, 0; mov.u32 %r1, smem; add.u32 %r3, %r1, 1024; mov.u32 %r4, 4;
+        @%p1 mbarrier.init.shared::cta.b64 [%r1], 1; bar.sync 0;
+        @%p1 {expect}
+        @%p1 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes
+             [%r3], [%rd2, {{%r4, %r4}}], [%r1];
+        again: {waits}
+        shl.b32 %r5, %r2, 4; add.u32 %r5, %r5, %r3; ld.shared.v4.b32 {{%r6, %r7, %r8, %r9}}, [%r5];
+        mul.wide.u32 %rd3, %r2, 16; add.s64 %rd3, %rd3, %rd1; st.global.v4.b32 [%rd3], {{%r6, %r7, %r8, %r9}};
+        ret;\n}}"""
+
+
+def test_a_box_of_tma_lands_when_its_mbarrier_is_waited_for() -> None:
+    """Its image is the one that was measured on an H100 (test_tma.py): 128 B swizzle, zeros outside the tensor."""
+    tensor = np.arange(10 * 36, dtype=np.uint32).reshape(10, 36)
+    d, out = TmaDescriptor.of(tensor, (8, 32), "128B"), np.zeros(256, np.uint32)
+    ran = run_ptx(boxes(), (1,), [d, out], shared=2048, threads=64)
+    exact = np.zeros((8, 32), np.uint32)
+    exact[:6] = tensor[4:, 4:36]
+    assert np.array_equal(out[d.image(0) // 4], exact)
+    (copy,) = [facts for facts in ran.instructions if facts.instruction.op[:3] == ("cp", "async", "bulk")]
+    assert copy.nbytes == 8 * 32 * 4
+    launch = {"shared": 2048, "threads": 64}
+    with pytest.raises(UnwrittenRead, match=r"at PTX line \d+: `ld.shared.v4.b32"):
+        run_ptx(boxes(wait=""), (1,), [d, out], **launch)
+    with pytest.raises(Deadlock, match=r"PTX line \d+: `mbarrier.try_wait"):
+        run_ptx(boxes("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 2048;"), (1,), [d, out], **launch)
+    with pytest.raises(ValueError, match="mbarrier at shared address 8 was not initialised; at PTX line"):
+        run_ptx(boxes("mbarrier.arrive.shared::cta.b64 _, [%r1+8];"), (1,), [d, out], **launch)
+
+
+def test_a_product_that_a_sum_alone_uses_is_fused() -> None:
+    """ptxas contracts them; its code gives the recorded bits of Hopper's prefill (test_kernels.py)."""
+    a, out = np.full(32, 1 + 2**-12, np.float32), np.zeros(32, np.float32)
+    body = """
+        add.s64 %rd1, %rd100, %rd99; ld.global.b32 %r1, [%rd1]; mul.f32 %r2, %r1, %r1; add.f32 %r3, %r2, 0fBF800000;
+        add.s64 %rd2, %rd101, %rd99; st.global.b32 [%rd2], %r3;"""
+    execute(body, a, out)
+    assert (out == np.float32(2**-11 + 2**-24)).all()
+    execute(body, a, out, contract=False)
+    assert (out == np.float32(2**-11)).all()
+    execute(body.replace("mul.f32", "mul.rn.f32"), a, out)
+    assert (out == np.float32(2**-11)).all()
+
+
 MEASURED = json.loads((DATA / "h100_wavefronts.json").read_text())["operations"]
 
 
@@ -227,5 +280,5 @@ def test_what_the_machine_lacks_is_named_before_anything_runs() -> None:
         execute("trap;", out)
     with pytest.raises(ValueError, match="PTX has 0 entries"):
         run_ptx("", (1,), [])
-    with pytest.raises(ValueError, match="argument 0 is 'x': must be an array or a number"):
+    with pytest.raises(ValueError, match="argument 0 is 'x': must be an array, a number"):
         execute("", "x")

@@ -84,6 +84,8 @@ def drawn(
         "caption": picture.caption,
     }
     words = f"[bold]{escape(found.notation)}[/bold]: {escape(found.sentence)}"
+    data["also"] = found.also
+    words += "".join(f"\n[dim]also[/dim] {name}: {escape(same)}" for name, same in found.also.items())
     if cure is not None:
         data |= {"wavefronts": cure.given, "ideal": cure.ideal}
         words += f"\n{escape(access or '')} on {escape(arch)}: {cure.given} wavefronts, ideal {cure.ideal}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 from kvlab.common.checks import shown
 from kvlab.common.drawn import Drawn
+from kvlab.rosetta.also import also
 from kvlab.rosetta.readers import READERS, Found
 from kvlab.rosetta.sentences import sentence_of
 
@@ -21,6 +23,7 @@ class Recognised(Drawn):
     object     what it describes: a layout, a swizzle, an encoding or a descriptor of kvlab
     sentence   what that is, in one sentence
     how        options of its picture: the shape of the tensor and the bytes of an element, where the text has them
+    also       the same tile in other notations
 
     >>> Recognised("tile", 4, "A number.")
     Recognised(tile: A number.)
@@ -30,6 +33,16 @@ class Recognised(Drawn):
     object: Any
     sentence: str
     how: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @functools.cached_property
+    def also(self) -> dict[str, str]:
+        """The same tile of shared memory in other notations, where its shape and elements are known.
+
+        >>> recognise("!ttg.memdesc<64x64xf16, #ttg.nvmma_shared<{swizzlingByteWidth = 128, transposed = false, "
+        ...           "elementBitWidth = 16}>, #smem>").also["CuTe"]
+        'Sw<3,3,3> o _0 o (_64,_64):(_64,_1)'
+        """
+        return also(self.object, self.how)
 
     def __str__(self) -> str:
         return f"{self.notation}: {self.sentence}"

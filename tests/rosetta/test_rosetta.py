@@ -18,6 +18,7 @@ from kvlab.layout import Layout, LinearLayout, Swizzle
 from kvlab.layout.encodings import AMDMFMALayout, BlockedLayout, SharedEncoding, SwizzledSharedLayout
 from kvlab.memory import as_dtype
 from kvlab.rosetta import recognise
+from kvlab.rosetta.also import _offsets
 from kvlab.viz import draw
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -225,6 +226,34 @@ def test_the_page_says_what_is_said():
     assert len(pairs) == 7
     for dtype, text, said in pairs:
         assert recognise(text, dtype or None).sentence == said
+
+
+ROWS = "#ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>"
+COLUMNS = "#ttg.swizzled_shared<{vec = 2, perPhase = 2, maxPhase = 4, order = [0, 1]}>"
+BYTES = "#ttg.nvmma_shared<{swizzlingByteWidth = 32, transposed = true, elementBitWidth = 8}>"
+
+
+@pytest.mark.parametrize(
+    "text, dtype, names",
+    [
+        (f"!ttg.memdesc<32x64xf16, {ROWS}, #smem>", None, 4),
+        (f"!ttg.memdesc<32x64xbf16, {COLUMNS}, #smem>", None, 2),
+        (f"!ttg.memdesc<64x64xi8, {BYTES}, #smem>", None, 3),
+        ("Sw<2,2,3> o ((_8,_2),_32):((_32,_512),_1)", "f32", 1),
+        ("(16,64):(64,1)", "f16", 2),
+        ("(16,24):(24,1)", "f16", 0),
+    ],
+)
+def test_other_notations_are_the_same_tile(text, dtype, names):
+    """A law: each text is recognised as a tile with the same offsets (encodings: held against the compiler)."""
+    found = recognise(text, dtype)
+    assert len(found.also) == names
+    shape = found.how.get("shape") or tuple(mode.size for mode in getattr(found.object, "layout", found.object).modes)
+    expected = _offsets(found.object, {"shape": shape})
+    for notation, other in found.also.items():
+        if notation != "swizzle mode":
+            again = recognise(other, f"uint{8 * found.how['element_bytes']}")
+            np.testing.assert_array_equal(_offsets(again.object, {"shape": shape}), expected)
 
 
 def test_what_kvlab_prints_is_recognised():

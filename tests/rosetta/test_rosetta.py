@@ -242,6 +242,7 @@ BYTES = "#ttg.nvmma_shared<{swizzlingByteWidth = 32, transposed = true, elementB
         ("Sw<2,2,3> o ((_8,_2),_32):((_32,_512),_1)", "f32", 1),
         ("(16,64):(64,1)", "f16", 2),
         ("(16,24):(24,1)", "f16", 0),
+        ("(4,8):(9,1)", "f16", 0),  # a padding looks like Sw<2,0,3> at powers of two alone
     ],
 )
 def test_other_notations_are_the_same_tile(text, dtype, names):

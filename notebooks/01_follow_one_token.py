@@ -35,7 +35,7 @@ from kvlab.attention.mha_decode.reference import reference
 from kvlab.data import load_smollm2
 from kvlab.demo.pictures import byte_path
 from kvlab.demo.steps import paged_cache
-from kvlab.exercises import ask, predict
+from kvlab.exercises import ask, hint, predict
 from kvlab.hardware import wavefronts
 from kvlab.staging import KVCacheIterator, MmaSyncShape, Traffic
 from kvlab.viz import draw_atom, draw_cure, draw_page_table, draw_path_of_a_byte, draw_shared_memory

@@ -23,7 +23,7 @@
 # %%
 import numpy as np
 
-from kvlab.exercises import ask, predict
+from kvlab.exercises import ask, hint, predict
 from kvlab.hardware import SubTileLoaderLDS, best_swizzle, coalescing, wavefronts
 from kvlab.layout import ComposedLayout, Layout, Swizzle
 from kvlab.viz import CopyPlan, draw_copy_plan, draw_cure, draw_layout, draw_punch_card, draw_shared_memory

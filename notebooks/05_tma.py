@@ -23,7 +23,7 @@
 # %%
 import numpy as np
 
-from kvlab.exercises import ask
+from kvlab.exercises import ask, hint
 from kvlab.hardware import (
     RaggedTMA3DTile,
     SharedMemBarrier,

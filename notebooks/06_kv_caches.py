@@ -24,7 +24,7 @@
 import numpy as np
 
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection, PagePool, from_dense
-from kvlab.exercises import ask
+from kvlab.exercises import ask, hint
 from kvlab.memory import Memory, as_dtype
 from kvlab.viz import draw_gather4, draw_page_table, draw_quantised_page
 

@@ -30,7 +30,7 @@ import numpy as np
 from IPython.display import Markdown
 
 from kvlab.cache import from_dense
-from kvlab.exercises import ask
+from kvlab.exercises import ask, hint
 from kvlab.hardware import SubTileLoaderLDS, best_swizzle, get_arch, wavefronts
 from kvlab.layout import Layout, Swizzle
 from kvlab.layout.encodings import SharedLinearLayout

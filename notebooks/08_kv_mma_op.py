@@ -30,7 +30,7 @@ from IPython.display import Markdown
 from kvlab.attention import mha_decode
 from kvlab.attention.mha_decode.reference import reference
 from kvlab.cache import PagedKVCache, from_dense
-from kvlab.exercises import ask
+from kvlab.exercises import ask, hint
 from kvlab.layout import Layout, Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.staging import (

@@ -27,7 +27,7 @@ import numpy as np
 from kvlab.attention import explain, mha_decode, mha_decode_paged, mha_decode_streaming, plan
 from kvlab.data import load_smollm2
 from kvlab.demo.steps import grow, paged_cache
-from kvlab.exercises import ask
+from kvlab.exercises import ask, hint
 from kvlab.mirror import lockstep
 from kvlab.staging import Timeline, Traffic, ceildiv
 from kvlab.viz import draw_page_table, draw_timeline

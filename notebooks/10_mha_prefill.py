@@ -28,7 +28,7 @@ from kvlab.attention import explain, mha_prefill, mha_prefill_cache
 from kvlab.attention.masks import CausalMask, ChunkedCausalMask, SlidingWindowCausalMask
 from kvlab.data import load_smollm2
 from kvlab.demo.steps import paged_cache
-from kvlab.exercises import ask
+from kvlab.exercises import ask, hint
 from kvlab.hardware import get_atom
 from kvlab.mirror import lockstep
 from kvlab.staging import Traffic

@@ -30,7 +30,7 @@ import numpy as np
 from kvlab.attention import explain, mla_decode_paged, mla_prefill_paged
 from kvlab.attention.features.resolve import Features
 from kvlab.data import load_smollm2
-from kvlab.exercises import ask
+from kvlab.exercises import ask, hint
 from kvlab.mirror import lockstep
 from kvlab.staging import Traffic
 from kvlab.viz import draw_page_table

@@ -30,7 +30,7 @@ from kvlab.attention.features.resolve import resolve_features
 from kvlab.attention.masks import MaskPlan
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
 from kvlab.data import load_smollm2
-from kvlab.exercises import ask
+from kvlab.exercises import ask, hint
 from kvlab.mirror import lockstep
 from kvlab.staging import Traffic
 from kvlab.viz import draw_quantised_page

@@ -33,7 +33,7 @@ import numpy as np
 
 from kvlab.attention import mha_decode_paged, mha_prefill
 from kvlab.attention.mha_prefill.hopper_cta import HopperPrefillCTA
-from kvlab.exercises import ask
+from kvlab.exercises import ask, hint
 from kvlab.hardware import COPIES, TmaDescriptor, copy_wavefronts, count_wavefronts, get_atom, wavefronts
 from kvlab.memory import bfloat16
 from kvlab.staging import Hazard, Traffic

@@ -34,7 +34,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvlab.attention import mha_decode_paged
-from kvlab.exercises import ask
+from kvlab.exercises import ask, hint
 from kvlab.integrations import from_torch
 from kvlab.integrations.flash_attn import flash_attn_with_kvcache
 from kvlab.integrations.flashinfer import BatchDecodeWithPagedKVCacheWrapper

@@ -24,6 +24,7 @@ SOURCES = sorted(NOTEBOOKS.glob("[0-9]*.py"))
 
 # Right answers, as a reader would write them, in the order of the questions.
 ANSWERS = {
+    "00_start_here": ["key_bytes = 128", "group = 3", "pages = 19"],
     "01_follow_one_token": ["slot = 9", "address = 1168", "lanes = [4, 5, 6, 7]"],
     "02_layouts": [
         "offset = 389", "numbers = 1273", "columns = [4, 12]", "start = 40", 'transposed = "(32,8):(1,40)"',
@@ -83,7 +84,8 @@ def test_it_runs_as_it_is_and_with_the_right_answers(source: Path, run_notebook:
         cell.source = answer
     for cell in answered.cells:
         for name in [one for one in names if f'ask("{one}"' in cell.source and not callable(QUESTIONS[one].answer)]:
-            cell.source += f"{TRUTHS[source.stem][name]}from kvlab.exercises.course import QUESTIONS\n"
+            cell.source += f"{TRUTHS[source.stem][name]}import numpy as np\n"
+            cell.source += "from kvlab.exercises.course import QUESTIONS\n"
             cell.source += f"assert np.array_equal(truth, QUESTIONS['{name}'].answer), ('{name}', truth)"
     run_notebook(answered)
     assert _printed(answered).count("Right.") == len(names)

@@ -1,5 +1,16 @@
 """What the notebooks' own objects say to their questions, in the place of the question."""
 TRUTHS = {
+    "00_start_here": {
+        "00.key_bytes": """
+truth = capture.k[LAYER, TOKEN, HEAD].nbytes
+""",
+        "00.group": """
+truth = capture.group
+""",
+        "00.pages": """
+truth = int(-(-capture.prompt_tokens // 16))
+""",
+    },
     "01_follow_one_token": {
         "01.slot": """
 truth = 9

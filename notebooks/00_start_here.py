@@ -1,0 +1,138 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 0. Start here
+#
+# When a language model writes a word, each of its layers multiplies one query with the keys of all words before. The keys and
+# values are kept: the *KV cache*. These notebooks follow one number of one key, byte by byte, from the memory of a GPU to the unit
+# that multiplies it. Everything runs in NumPy, on any machine; what is counted here is what an H100 counts.
+#
+# Where there is no checkout, `pip install kvlab` comes first. The notebooks 0 to 8 need NumPy and nothing else.
+
+# %%
+from kvlab.attention import explain, mha_decode
+from kvlab.data import load_smollm2
+from kvlab.demo.pictures import byte_path
+from kvlab.demo.steps import paged_cache
+from kvlab.exercises import ask, hint, predict, progress
+from kvlab.viz import draw_path_of_a_byte
+
+capture = load_smollm2()  # keys, values and queries of SmolLM2-135M, which has read 299 tokens
+
+# %% [markdown]
+# ## The six places of a byte
+#
+# | place | what is there | explained in |
+# |---|---|---|
+# | page table | which page holds which tokens of a sequence | [6. KV caches](06_kv_caches.ipynb) |
+# | page, in DRAM | 16 tokens of all heads, numbers of 2 bytes, or of 1 byte with scales | [6](06_kv_caches.ipynb), [12. fp8](12_fp8_kv.ipynb) |
+# | tile, on its way | 64 or 128 keys that a program copies together | [5. TMA](05_tma.ipynb), [7. KV buffers](07_kv_buffer.ipynb) |
+# | shared memory | the tile in 32 banks, its rows shuffled so that no two collide | [3. Swizzles and banks](03_swizzles_and_banks.ipynb) |
+# | registers | a few numbers of it for each of 32 lanes | [4. Fragments](04_fragments.ipynb) |
+# | product | the scores, then the output | [8](08_kv_mma_op.ipynb), [9. Decode](09_mha_decode.ipynb), [10. Prefill](10_mha_prefill.ipynb) |
+#
+# **Guess.** A key of the model has 64 numbers of bfloat16, a number of two bytes, and there are 3 KV heads. How many bytes of keys
+# does a layer keep for one token?
+
+# %%
+guess = predict(64, 128, 192, 384)
+guess
+
+# %%
+guess.compare(capture.k[0, 0].nbytes)
+
+# %% [markdown]
+# Number 37 of one key at its six places, each with the address it has there. It looks like much now; after notebook 4 each line
+# of it is yours.
+
+# %%
+LAYER, HEAD, TOKEN = 1, 2, 137
+pool = paged_cache(capture, page_size=16)
+config = explain(mha_decode, capture.q[LAYER, 298][None], pool, LAYER).config
+draw_path_of_a_byte(byte_path(capture, pool, config, LAYER, HEAD, TOKEN, element=37))
+
+# %% [markdown]
+# ## How the notebooks work
+#
+# A section asks, then shows. Where a cell says *Guess*, choose before you go on: a picture teaches more once it has surprised you.
+# A question waits for a value in its cell; `ask` tells whether it is right, and what it is if it is a usual mistake. `hint` gives
+# one hint each time you call it: try `hint("00.key_bytes")`. Answers are nowhere on the page.
+#
+# **Question 1.** How many bytes has one key of one head?
+
+# %% tags=["question"]
+key_bytes = None  # your answer, a number
+
+# %%
+ask("00.key_bytes", key_bytes)
+
+# %% [markdown]
+# **Question 2.** The model has 9 query heads and 3 KV heads. How many query heads read the same keys?
+
+# %% tags=["question"]
+group = None  # your answer, a number
+
+# %%
+ask("00.group", group)
+
+# %% [markdown]
+# **Question 3.** How many pages of 16 tokens do the 299 tokens fill, the last one in part?
+
+# %% tags=["question"]
+pages = None  # your answer, a number
+
+# %%
+ask("00.pages", pages)
+
+# %% [markdown]
+# ## Twenty words
+#
+# | word | meaning |
+# |---|---|
+# | token | a piece of text; the model keeps a key and a value of each, in each layer |
+# | head | one of several small attentions side by side; query heads share KV heads in groups |
+# | page | 16 tokens, or so, of the cache in one piece of DRAM; a page table finds them |
+# | prefill, decode | reading many new tokens at once; writing one after the other |
+# | DRAM | the GPU's large memory, some 3 TB a second |
+# | shared memory | some 200 kB beside the arithmetic, fast as long as its banks work at once |
+# | bank | one of 32 columns of shared memory, 4 bytes wide; it delivers one word in a pass |
+# | pass, wavefront | one turn of shared memory. To readers of AMD's manuals a wavefront is 64 lanes: here it never is |
+# | thread, lane, warp | one line of execution; its number among 32; these 32 together |
+# | program | one instance of a kernel: some warps that share shared memory, also called a CTA or a block |
+# | register | 32 bits that belong to one thread |
+# | tensor core | multiplies small matrices that lie in the registers of a warp, or in shared memory |
+# | tile | the part of K, V or Q that a program has at a time |
+# | fragment | the numbers of a tile that one lane holds |
+# | layout | a function from coordinates to an offset, written shape:strides |
+# | swizzle | exclusive or of address bits that spreads the rows of a tile over the banks |
+# | stage | one of the buffers that a pipeline fills while it reads another |
+# | fp8 | numbers of one byte, with a scale for many of them |
+# | emulator, kernel | the same steps in NumPy, byte by byte, and in Triton on the GPU |
+# | lockstep | both run side by side and are compared after each step |
+#
+# ## Three ways through
+#
+# - **To learn**: [1](01_follow_one_token.ipynb), [2](02_layouts.ipynb), [3](03_swizzles_and_banks.ipynb),
+#   [4](04_fragments.ipynb), then [6](06_kv_caches.ipynb) and [9](09_mha_decode.ipynb).
+# - **To write kernels**: [3](03_swizzles_and_banks.ipynb), [4](04_fragments.ipynb), [5](05_tma.ipynb), [7](07_kv_buffer.ipynb),
+#   [8](08_kv_mma_op.ipynb), [13](13_on_the_chip.ipynb).
+# - **To serve models**: [6](06_kv_caches.ipynb), [9](09_mha_decode.ipynb), [10](10_mha_prefill.ipynb), [11](11_mla.ipynb),
+#   [12](12_fp8_kv.ipynb), [16](16_in_your_stack.ipynb).
+#
+# What is answered so far, in this session:
+
+# %%
+progress()

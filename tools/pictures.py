@@ -38,7 +38,7 @@ FOOT = """
 instruction (plain beside swizzled, each pass), a `Layout` or a `TileTensor` (what loads over it ask of the banks, who
 holds what), an `MmaAtom` (who holds what of A, B and C; C slides onto A), a `FragmentMap`, a
 `Timeline` or a `Pipeline` (leave out a wait: the hazard appears at its bytes), a `PagedKVCache` or its collection (the
-byte of a token, term by term). Its knobs are attributes:
+byte of a token, term by term), a `ByteBudget` (sizes, bytes, time under the roofline). Its knobs are attributes:
 
 ```python
 from kvlab.layout import Swizzle

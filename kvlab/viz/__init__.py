@@ -14,6 +14,8 @@ from kvlab.common.drawn import register as register
 
 if TYPE_CHECKING:
     from .atom import draw_atom as draw_atom
+    from .charts.byte_budget import ByteBudget as ByteBudget
+    from .charts.byte_budget import draw_byte_budget as draw_byte_budget
     from .charts.roofline import RooflinePoint as RooflinePoint
     from .charts.roofline import draw_roofline as draw_roofline
     from .charts.schedule import draw_schedule as draw_schedule
@@ -100,11 +102,13 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_schedule": ("charts.schedule", "kvlab.attention:Schedule"),
     "draw_roofline": ("charts.roofline", ""),
     "draw_shares": ("charts.shares", ""),
+    "draw_byte_budget": ("charts.byte_budget", "kvlab.viz:ByteBudget"),
 }
 """Function -> the file of this room that holds it, dotted where it lies in a folder, and the classes,
 ``package:Name``, whose objects :func:`draw` gives to it; none where a picture is of several objects."""
 
 _FILES = {name: file for name, (file, _) in PICTURES.items()} | {
+    "ByteBudget": "charts.byte_budget",
     "BytePath": "path",
     "ByteScroll": "explorer.scroll",
     "Canvas": "pen.svg",

@@ -257,6 +257,11 @@ def roofline() -> viz.Picture:
     return viz.draw_roofline(points, bandwidth=3.1e12, compute=7.9e14)
 
 
+def budget() -> viz.ByteBudget:
+    points = (RooflinePoint("decode of 64 sequences", 4e9, 1e9, 3.6e-4), RooflinePoint("prefill", 5.5e11, 2.7e8, 8e-4))
+    return viz.ByteBudget(32, 8, 128, bandwidth=3.1e12, compute=7.9e14, shared=2.9e13, points=points)
+
+
 def shares() -> viz.Picture:
     prefill = ("prefill, 4096 keys, causal", {"kvlab": 0.8, "FA3": 0.71, "cuDNN": 0.66})
     decode = ("decode of 64 sequences", {"kvlab": 0.945, "FA3": 0.95})
@@ -424,6 +429,8 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "schedule of a mixed batch": lambda: plan([9000, 300, 700], [1, 4, 300], q_heads=8, kv_heads=2, programs=40),
     "schedule of many": lambda: plan(range(1, 5000, 3), q_heads=16, kv_heads=1),
     # views of HTML, and a run as a picture
+    "byte budget": budget,
+    "byte budget, plain": lambda: viz.draw_byte_budget(budget(), batch=1, context=1 << 16, swizzled=False),
     "scroll of a byte": lambda: viz.ByteScroll(followed(), np.float16(0.5), run("lockstep")),
     **{name: partial(run, name) for name in ("lockstep", "lockstep, two twins", "lockstep that differs")},
     "lockstep, drawn": lambda: viz.draw_lockstep(run("lockstep that differs")),

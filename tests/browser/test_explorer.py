@@ -6,6 +6,7 @@ language); laws (a picture is a function of its state; legible as in ``test_host
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gallery import pipeline, pool, timeline
+from gallery import budget, pipeline, pool, timeline
 
 from kvlab.cache import PagedKVCache
 from kvlab.hardware import INSTRUCTIONS, get_arch, get_atom, wavefronts
@@ -142,6 +143,23 @@ def test_bytes_of_tokens_are_pythons(js: Callable[[str, Any], Any]) -> None:
     assert counted == np.asarray(cache.block_paged_ptr(sequence, token, head, element).byte_address).tolist()
 
 
+def test_budgets_are_pythons(js: Callable[[str, Any], Any]) -> None:
+    made = budget()
+    dtypes, memories = ("bf16", "fp8", "fp32"), ("plain", "swizzled")
+    states = [*itertools.product(range(0, 10, 3), range(7, 18, 2), (16, 256), dtypes, memories)]
+    counted = js(
+        """return x[1].map(([log2_batch, log2_context, page_size, dtype, shared_memory]) =>
+             m.spent(x[0], {log2_batch, log2_context, page_size, dtype, shared_memory})).map((s) =>
+             [s.bytes, s.held, s.flops, s.passes, s.seconds, s.bound])""",
+        [explore(made).scene.shown["data"], states],
+    )
+    for (batch, context, page_size, dtype, memory), found in zip(states, counted, strict=True):
+        told = made.at(
+            batch=1 << batch, context=1 << context, page_size=page_size, dtype=dtype, swizzled=memory == "swizzled"
+        )
+        assert tuple(found) == dataclasses.astuple(told)
+
+
 EXPLORED: dict[str, Callable[[], Any]] = {
     "128 x 64": lambda: Layout.row_major(128, 64),
     "view": lambda: TileTensor.stack_allocation(Layout.row_major(8, 16), "fp32").tile((4, 8), (1, 1)),
@@ -156,6 +174,7 @@ EXPLORED: dict[str, Callable[[], Any]] = {
     "pipeline": pipeline,
     "timeline": timeline,
     "pages": pool,
+    "budget": budget,
     "wavefronts": lambda: wavefronts("ld.shared.b64", np.arange(32) * 40, mask=0x55555555),
 }
 FRAME_MS = """() => { const times = [];

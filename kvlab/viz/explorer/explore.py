@@ -30,6 +30,7 @@ EXPLORED: dict[type | str, Callable[..., Scene] | str] = {
     "kvlab.viz:Pipeline": "kvlab.viz.explorer.pipeline:of_pipeline",
     "kvlab.cache:PagedKVCache": "kvlab.viz.explorer.pages:of_cache",
     "kvlab.cache:PagedKVCacheCollection": "kvlab.viz.explorer.pages:of_collection",
+    "kvlab.viz:ByteBudget": "kvlab.viz.explorer.budget:of_budget",
     "kvlab.hardware:MmaAtom": "kvlab.viz.explorer.product:of_atom",
 }
 """Class, ``package:Name`` -> what makes the scene of its objects, ``module:function``."""
@@ -52,7 +53,8 @@ def explore(obj: Any, **how: Any) -> Explorer:
     obj    a Swizzle, a SwizzledTile or the Wavefronts of an instruction: plain beside swizzled, pass by pass; a Layout
            or a TileTensor: what loads over it ask of the banks, or who holds what; an MmaAtom: who holds what of A, B
            and C, and whether C is an A of the next product; a FragmentMap; a Timeline, or a :class:`Pipeline`, of
-           which a wait can be left out; a PagedKVCache or its collection: the byte of a token, term by term
+           which a wait can be left out; a PagedKVCache or its collection: the byte of a token, term by term; a
+           :class:`ByteBudget`: sizes, bytes and time under the roofline
     how    options of its scene: ``row_bytes`` of a swizzle, ``element_bytes`` of a layout, ``layer`` of a collection,
            ``arch``
 

@@ -421,6 +421,51 @@ SCENES.pages = {
   },
 };
 
+// ---- a byte budget: what a decode step of one layer moves, and its time under the roofline
+// data: {query_heads, kv_heads, head_dim, bandwidth, compute, shared, sizes, conflict, points: [{name, flops, bytes, seconds, compute}]}
+export function spent(data, {log2_batch, log2_context, page_size, dtype, shared_memory}) {
+  const batch = 2 ** log2_batch, context = 2 ** log2_context, size = data.sizes[dtype], keys = batch * context, token = 2 * data.kv_heads * data.head_dim * size;
+  const pages = batch * Math.ceil(context / page_size), bytes = keys * token + 4 * pages + 2 * batch * data.query_heads * data.head_dim * Math.max(2, size);
+  const flops = 4 * keys * data.query_heads * data.head_dim, passes = Math.floor((keys * token) / 128) * (shared_memory === "plain" ? data.conflict[dtype] : 1);
+  const times = [["DRAM", bytes / data.bandwidth], ["tensor cores", flops / data.compute], ...(data.shared ? [["shared memory", (128 * passes) / data.shared]] : [])];
+  const [bound, seconds] = times.reduce((a, b) => (b[1] > a[1] ? b : a));
+  return {batch, context, bytes, held: pages * page_size * token, flops, passes, times, seconds, bound};
+}
+const short = (value, units) => { let i = 0; while (value >= 1000 && i < units.length - 1) { value /= 1000; i++; } return `${value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)} ${units[i]}`; };
+const bytesOf = (n) => short(n, ["bytes", "kB", "MB", "GB", "TB"]), timeOf = (s) => short(s * 1e6, ["µs", "ms", "s"]);
+SCENES.budget = {
+  keys: {ArrowRight: ["log2_context", 1], ArrowLeft: ["log2_context", -1], ArrowUp: ["log2_batch", 1], ArrowDown: ["log2_batch", -1]},
+  draw(data, state) {
+    const now = spent(data, state), X = 70, Y = 84, W = 500, H = 340, ground = [], marks = [];
+    const rates = [...data.points.map((p) => p.flops / p.seconds), data.compute, ...data.points.map((p) => p.compute)], levels = [...new Set(data.points.map((p) => p.compute).concat(data.compute))].sort((a, b) => a - b);
+    const xs = [0.1, 1e4], ys = [10 ** Math.floor(Math.log10(Math.min(1e11, ...rates))), 10 ** Math.ceil(Math.log10(Math.max(...rates) * 1.05))];
+    const px = (v) => X + (W * Math.log10(v / xs[0])) / Math.log10(xs[1] / xs[0]), py = (v) => Y + H * (1 - Math.log10(v / ys[0]) / Math.log10(ys[1] / ys[0])), inside = (v) => Math.min(Math.max(v, ys[0]), ys[1]);
+    for (let v = xs[0]; v <= xs[1] * 1.01; v *= 10) ground.push(rect(px(v), Y, 0.6, H, {fill: "currentColor", opacity: 0.2}), text(px(v), Y + H + 16, v >= 1 ? Math.round(v).toLocaleString("en") : v, {...middle, ...quiet}));
+    for (let v = ys[0]; v <= ys[1] * 1.01; v *= 10) ground.push(rect(X, py(v), W, 0.6, {fill: "currentColor", opacity: 0.2}), text(X - 6, py(v) + 3.5, v >= 1e15 ? `${v / 1e15} P` : v >= 1e12 ? `${Math.round(v / 1e12)} T` : `${Math.round(v / 1e9)} G`, {...right, ...quiet}));
+    ground.push(text(X, Y - 12, "operations a second", quiet), text(X + W, Y + H + 32, "operations for each byte of DRAM →", {...right, ...quiet}));
+    for (const level of levels) ground.push(tag("path", {d: `M${px(Math.max(xs[0], ys[0] / data.bandwidth))} ${py(inside(xs[0] * data.bandwidth))}L${px(level / data.bandwidth)} ${py(level)}H${X + W}`, fill: "none", stroke: "currentColor", "stroke-width": 2}), text(X + W - 2, py(level) - 5, `tensor cores ${Math.round(level / 1e12)} TFLOP/s`, right));
+    ground.push(text(px(0.6), py(0.6 * data.bandwidth) - 10, `DRAM ${(data.bandwidth / 1e12).toFixed(2)} TB/s`, {"text-anchor": "end"}));
+    const dot = (x, y, r, more) => tag("circle", {cx: x, cy: y, r, ...more});
+    data.points.forEach((p, i) => { const x = px(p.flops / p.bytes), y = py(p.flops / p.seconds); ground.push(dot(x, y, 4.5, {fill: HUES[7], stroke: PAPER})); if (i === state.point) marks.push(dot(x, y, 8, {fill: "none", stroke: "currentColor", "stroke-width": 2.5})); marks.push(hot(x - 8, y - 8, 16, 16, {point: i}, p.name)); });
+    const [nx, ny] = [px(now.flops / now.bytes), py(inside(now.flops / now.seconds))];
+    marks.push(dot(nx, ny, 8, {fill: ACCENT, stroke: PAPER, "stroke-width": 2}), text(nx + 13, ny + 16, "these sizes", {"font-size": 12, ...bold, stroke: PAPER, "stroke-width": 4, "paint-order": "stroke"}));
+    const R = X + W + 56, wide = 240, most = Math.max(...now.times.map(([, t]) => t));
+    ground.push(text(R, Y - 12, "time that each takes; the longest bounds the step", quiet));
+    now.times.forEach(([name, t], i) => { const y = Y + 8 + i * 48; marks.push(text(R, y + 8, `${name}: ${timeOf(t)}`, {"font-size": 12, ...(name === now.bound ? bold : {})}), rect(R, y + 15, wide, 14, {fill: "currentColor", opacity: 0.08}), rect(R, y + 15, Math.max(1, (wide * t) / most), 14, {fill: name === now.bound ? ACCENT : "currentColor", opacity: name === now.bound ? 1 : 0.5})); });
+    const said = [`moved: ${bytesOf(now.bytes)}`, `held in pages: ${bytesOf(now.held)}`, `operations: ${short(now.flops, ["", "k", "M", "G", "T", "P"])}`, `for each byte: ${(now.flops / now.bytes).toFixed(1)}`, `passes of shared memory: ${short(now.passes, ["", "k", "M", "G", "T"])}`];
+    said.forEach((one, i) => marks.push(text(R, Y + 176 + i * 20, one, {"font-size": 12})));
+    let y = Y + H + 58;
+    const p = data.points[state.point];
+    if (p) {
+      const least = Math.max(p.bytes / data.bandwidth, p.flops / p.compute);
+      const [lines, end] = wrapped(24, y, `recorded: ${p.name}: ${timeOf(p.seconds)} measured, ${timeOf(least)} at the least: ${((100 * least) / p.seconds).toFixed(0)} % of the ceiling`, {}, 852, 12);
+      marks.push(lines); y = end;
+    }
+    const title = `${now.batch.toLocaleString("en")} sequences of ${now.context.toLocaleString("en")} keys: ${bytesOf(now.bytes)} take ${timeOf(now.seconds)} at the least; ${now.bound} bound${now.bound === "tensor cores" ? "" : "s"} them`;
+    return {title, width: 900, height: y + 12, layers: [ground.join(""), marks.join("")]};
+  },
+};
+
 // ---- what holds a scene: controls, picture, pointer, keys
 export function drawn(scene, state) {
   const {title, width, height, layers} = SCENES[scene.kind].draw(scene.data, state);
@@ -443,7 +488,10 @@ export function mount(el, scene, model) {
   let svg, shown = [], timer;
   const paint = () => {
     const state = model.get(), {title, width, height, layers} = drawn(scene, state);
-    for (const name in knobs) for (const one of form.querySelectorAll(`[name="${name}"]`)) if (one.value !== String(state[name])) one.value = state[name];
+    for (const name in knobs) for (const one of form.querySelectorAll(`[name="${name}"]`)) {
+      const value = knobs[name].power && one.tagName === "OUTPUT" ? (2 ** state[name]).toLocaleString("en") : String(state[name]);
+      if (one.value !== value) one.value = value;
+    }
     if (!svg || svg.childElementCount !== layers.length || svg.getAttribute("viewBox") !== `0 0 ${width} ${height}`) {
       picture.innerHTML = `<svg xmlns="http://www.w3.org/2000/svg" class="kvlab" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" role="img" fill="currentColor" font-family="system-ui,'Segoe UI','DejaVu Sans',sans-serif" style="max-width:100%;height:auto">${"<g></g>".repeat(layers.length)}</svg>`;
       svg = picture.firstElementChild;

@@ -26,6 +26,7 @@ class Knob:
     low: int = 0
     high: int = 0
     options: tuple[Any, ...] = ()
+    power: bool = False  # the value is an exponent of 2, which is what is shown
 
     def checked(self, name: str, value: Any) -> Any:
         """The value, as JSON has it; ValueError if the knob cannot have it."""
@@ -43,7 +44,7 @@ class Knob:
         """The form in which the module takes it."""
         if self.options:
             return {"label": self.label, "options": list(self.options)}
-        return {"label": self.label, "low": self.low, "high": self.high}
+        return {"label": self.label, "low": self.low, "high": self.high, "power": self.power}
 
 
 @dataclass(frozen=True)

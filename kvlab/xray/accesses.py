@@ -9,7 +9,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvlab.hardware import COPIES, INSTRUCTIONS, copy_wavefronts, count_wavefronts, get_arch, sectors
-from kvlab.xray.llir import IntArray, IrFunction, IrLine, LaneValues, Place, call_arguments, size_of, split, typed
+from kvlab.xray.llir import (
+    IntArray,
+    IrFunction,
+    IrLine,
+    LaneValues,
+    Place,
+    Value,
+    call_arguments,
+    size_of,
+    split,
+    typed,
+)
 
 _ASM = re.compile(r'asm (?:sideeffect |convergent |alignstack |inteldialect )*"((?:[^"\\]|\\.)*)", "([^"]*)"\(')
 _PTX = re.compile(r"(?:@(!?)\$(\d+)\s+)?\b(ld|st|atom|red|ldmatrix|stmatrix|cp\.async)\.([\w.:]+)([^;]*)")
@@ -251,9 +262,7 @@ def _intrinsic(one: IrLine, lanes: LaneValues) -> Iterator[MemoryAccess]:
             nbytes = int(lanes.operand(*typed(operands[2])).lanes.flat[0])
             offset = lanes.operand(*typed(operands[3]))
             moved = base._replace(lanes=base.lanes + offset.lanes, notes=base.notes | offset.notes)
-            target = lanes.operand(*typed(operands[1]))
-            lane = np.arange(lanes.threads)[:, None] % lanes.warp_size * nbytes
-            target = target._replace(lanes=target.lanes + lane)
+            target = _by_lane(lanes.operand(*typed(operands[1])), nbytes, lanes)
             yield _access(one, lanes, f"buffer_load_lds_b{8 * nbytes}", "shared", True, nbytes, target,
                           source=moved)
             return
@@ -262,10 +271,17 @@ def _intrinsic(one: IrLine, lanes: LaneValues) -> Iterator[MemoryAccess]:
         where = base._replace(lanes=base.lanes + offset.lanes, notes=base.notes | offset.notes)
         nbytes = size_of(kind)
         yield _access(one, lanes, f"buffer_{buffer[1]}_b{8 * nbytes}", "global", store, nbytes, where, mask=inside)
-    elif "amdgcn.global.load.lds" in name:
-        nbytes = int(lanes.operand(*typed(operands[2])).lanes.flat[0])
+    elif re.search(r"amdgcn\.global\.load\.(async\.)?lds", name):
+        source, target, size = (lanes.operand(*typed(operand)) for operand in operands[:3])
+        nbytes = int(size.lanes.flat[0])
         yield _access(one, lanes, f"global_load_lds_b{8 * nbytes}", "shared", True, nbytes,
-                      lanes.operand(*typed(operands[1])), source=lanes.operand(*typed(operands[0])))
+                      _by_lane(target, nbytes, lanes), source=source)
+
+
+def _by_lane(target: Value, nbytes: int, lanes: LaneValues) -> Value:
+    """Addresses of a copy to LDS: the warp's, then lane after lane."""
+    lane = np.arange(lanes.threads)[:, None] % lanes.warp_size * nbytes
+    return target._replace(lanes=target.lanes + lane)
 
 
 def _without_flags(text: str) -> str:

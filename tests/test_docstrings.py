@@ -20,12 +20,13 @@ import kvlab
 
 ROOMS = (
     "memory", "layout", "layout.encodings", "hardware", "rosetta", "formats", "cache", "staging", "attention", "mirror",
-    "viz", "data",
+    "viz", "data", "xray",
 )
 
 
-# These run a kernel in Triton's interpreter; tests/mirror shows them.
-NEED_TRITON = {"Difference", "Lockstep", "lockstep", "lockstep_pair", "draw_lockstep"}
+# These run a kernel in Triton's interpreter, or compile one; tests/mirror and tests/xray show them.
+NEED_TRITON = {"Difference", "Lockstep", "lockstep", "lockstep_pair", "draw_lockstep", "KernelLockstep",
+               "assert_lockstep", "lockstep_kernel", "XRay", "XRayDiff"}
 
 
 def public(room: str) -> list[tuple[str, object]]:

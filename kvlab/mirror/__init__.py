@@ -14,6 +14,8 @@ what only one side has: pointers and walks over tiles, a machine's loads and pro
 which runs both sides and compares all listed outputs at the end of every step, for the arguments that it is given.
 Hopper's kernels are compared by steps, waits and arrivals: their fragments, boxes and descriptors have no
 counterpart in an emulator of whole tiles; :func:`coverage` counts the statements that have one all the same.
+A kernel and a twin without markers are compared by :func:`lockstep_kernel`, where both bind the same names in the same
+order; it explains the first difference, and proposes the markers.
 ``from kvlab.mirror import Twin`` needs neither NumPy nor Triton: an operation's ``config.py`` may declare its twins.
 
 A step opens with a marker, a comment on its own line, with the same text in both twins, and runs to the next marker or
@@ -36,8 +38,10 @@ from typing import TYPE_CHECKING, Any
 from kvlab.mirror.twin import Operation, Twin
 
 if TYPE_CHECKING:
+    from kvlab.mirror.any_kernel import KernelLockstep, assert_lockstep, lockstep_kernel
     from kvlab.mirror.lockstep_result import Difference, Lockstep
     from kvlab.mirror.lockstep_run import lockstep, lockstep_pair
+    from kvlab.mirror.patterns import Pattern, pattern_of
     from kvlab.mirror.report import MirrorError, Report, Violation, check, check_sources, compare
 
 _HOME = {
@@ -51,13 +55,19 @@ _HOME = {
     "Violation": "report",
     "lockstep": "lockstep_run",
     "lockstep_pair": "lockstep_run",
+    "assert_lockstep": "any_kernel",
+    "lockstep_kernel": "any_kernel",
+    "KernelLockstep": "any_kernel",
+    "Pattern": "patterns",
+    "pattern_of": "patterns",
     "Lockstep": "lockstep_result",
     "Difference": "lockstep_result",
 }
 
 __all__ = [
-    "Coverage", "Difference", "Lockstep", "MirrorError", "Operation", "Report", "Twin", "Violation", "check",
-    "check_sources", "compare", "coverage", "lockstep", "lockstep_pair",
+    "Coverage", "Difference", "KernelLockstep", "Lockstep", "MirrorError", "Operation", "Pattern", "Report", "Twin",
+    "Violation", "assert_lockstep", "check", "check_sources", "compare", "coverage", "lockstep", "lockstep_kernel",
+    "lockstep_pair", "pattern_of",
 ]
 
 

@@ -164,6 +164,22 @@ def read_side(source: str, function: str, path: str = "<source>") -> TwinSide:
     return TwinSide(path, function, source.splitlines(), spans, tree, problems, parameters, _constants(module))
 
 
+def read_marked(source: str, function: str, path: str, markers: dict[tuple[int, int], Marker]) -> TwinSide:
+    """Read a function whose markers are given, by line and column of the statements that they open. A step is that one
+    statement.
+    """
+    module = ast.parse(source, filename=path)
+    node = next(n for n in ast.walk(module) if isinstance(n, ast.FunctionDef) and n.name == function)
+    reader = _SourceReader(source)
+    span = min([node.lineno, *(d.lineno for d in node.decorator_list)]), reader.last_line(node)
+    reader.markers = markers
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    tree = reader._block(body, ())
+    for step in _steps(tree):
+        step.ranges = step.ranges[:1]  # what follows may bind the name anew
+    return TwinSide(path, function, source.splitlines(), [span], tree, [], _parameters(node), _constants(module))
+
+
 @lru_cache(maxsize=256)
 def read_helper(source: str, function: str, path: str = "<source>") -> TwinSide:
     """Read a function without markers as one step of its name."""

@@ -43,6 +43,9 @@ class Allocation:
     type      shape and element type, ``3x64x64xf16``: stages first;  ``layout`` None for scratch
     life      numbers of the first and the last operation of the TTGIR that need it
     fixed     whether TMA or the tensor cores touch it, whose swizzles are their own
+
+    >>> print(Allocation("acc", "ttg.local_alloc", 22, 0, 24576, "3x64x64xf16", None, (39, 86)))
+    0..+24576 B acc (ttg.local_alloc, line 22): 3x64x64xf16
     """
 
     name: str

@@ -75,7 +75,8 @@ def test_import_brings_no_package_of_the_command() -> None:
     assert not {"typer", "rich", "click"} & set(run("import sys, kvlab, kvlab.command; print(*sys.modules)").split())
     code = "import sys; sys.modules.update(typer=None); import kvlab.command; kvlab.command.main([])"
     done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "kvlab: needs typer: pip install 'kvlab[command]'\n")
+    hint = "pip install -e '.[command]', in kvlab's own folder"
+    assert (done.returncode, done.stderr) == (2, f"kvlab: needs typer: {hint}\n")
 
 
 def test_rooms_import_where_torch_and_triton_cannot_be(numpy_modules: list[Path]) -> None:

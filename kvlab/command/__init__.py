@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as missing:
         if str(missing.name).startswith("kvlab"):
             raise
-        print(f"kvlab: needs {missing.name}: pip install 'kvlab[command]'", file=sys.stderr)
+        print(f"kvlab: needs {missing.name}: pip install -e '.[command]', in kvlab's own folder", file=sys.stderr)
         sys.exit(2)
     try:
         app(args=None if argv is None else list(argv), prog_name="kvlab")

@@ -15,13 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from transformers import AttentionInterface, masking_utils
-from transformers.masking_utils import (
-    AttentionMaskInterface,
-    causal_mask_function,
-    sliding_window_causal_mask_function,
-)
+
+try:
+    import transformers
+    from transformers import AttentionInterface, masking_utils
+    from transformers.masking_utils import (
+        AttentionMaskInterface,
+        causal_mask_function,
+        sliding_window_causal_mask_function,
+    )
+except ImportError as error:
+    found = "transformers of at least 4.57 is not installed: pip install -e '.[models]', in kvlab's own folder"
+    raise ImportError(found) from error
 
 from kvlab.attention import mha_prefill
 from kvlab.attention.call.options import Backend

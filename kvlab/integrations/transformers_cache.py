@@ -34,8 +34,7 @@ NAME = "kvlab"
 OLDEST = 4, 57
 VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
 if VERSION < OLDEST:
-    raise ImportError(f"transformers is {transformers.__version__}: must be 4.57 or later, as pip install -e "
-                      "'.[models]' in kvlab's own folder has it")
+    raise ImportError(f"transformers is {transformers.__version__}: must be 4.57 or later")
 CACHE_ARGUMENT = "cache" if VERSION >= (5, 24) else "past_key_values"
 """What models and ``generate`` of the transformers that is there call their cache."""
 CROPS_TO_LENGTH = "max_length" in inspect.signature(Cache.crop).parameters

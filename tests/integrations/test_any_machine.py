@@ -69,6 +69,19 @@ def test_torch_without_triton() -> None:
     assert run(TORCH_ALONE, "triton").splitlines() == ["torch tensors in CPU memory, without Triton", "True"]
 
 
+@pytest.mark.parametrize(("package", "module", "extra"), [
+    ("torch", "flash_attn", "kernels"), ("transformers", "transformers", "models"),
+])
+def test_an_adapter_names_the_extra_that_it_needs(package: str, module: str, extra: str) -> None:
+    code = f"""
+try:
+    import kvlab.integrations.{module}
+except ImportError as error:
+    print(error)
+"""
+    assert f"is not installed: pip install -e '.[{extra}]', in kvlab's own folder" in run(code, package)
+
+
 def test_hints_name_extras_of_this_folder() -> None:
     """There is no project of an index to install: every hint names the folder, and an extra that exists."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

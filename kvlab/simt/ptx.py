@@ -157,7 +157,7 @@ def parse(text: str) -> Program:
     >>> program.instructions[0].where
     'PTX line 6, k.py:4: `mov.u32 %r1, %tid.x`'
     """
-    notes = {number: line for number, line in enumerate(text.split("\n"), 1) if ".loc" in line}
+    notes = _notes(text)
     text = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), text)
     entries = list(_ENTRY.finditer(text))
     if len(entries) != 1:
@@ -176,6 +176,19 @@ def parse(text: str) -> Program:
     )
     _body(program, text, entry.end(), notes)
     return program
+
+
+def _notes(text: str) -> dict[int, str]:
+    """Lines with ``.loc`` by number. Of those in one piece of inline assembly the first: compilers count on there, as if
+    every line of the piece were one of the source."""
+    found, seen = {}, 0
+    for number, line in enumerate(text.split("\n"), 1):
+        if "inline asm" in line:
+            seen = 1 if "begin" in line else 0
+        elif ".loc" in line and seen < 2:
+            found[number] = line
+            seen *= 2
+    return found
 
 
 def _variable(found: re.Match[str]) -> Variable:
@@ -198,7 +211,7 @@ def _body(program: Program, text: str, start: int, notes: dict[int, str]) -> Non
         first, at = line + _leading(found[0]), found.end()
         line += found[0].count("\n")
         if found["loc"]:
-            source, inner = _places(program, notes[first])
+            source, inner = _places(program, notes[first]) if first in notes else (source, inner)
         elif found["brace"] == "{":
             program.parents.append(scope)
             scopes.append(scope := len(program.parents) - 1)

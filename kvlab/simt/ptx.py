@@ -179,8 +179,8 @@ def parse(text: str) -> Program:
 
 
 def _notes(text: str) -> dict[int, str]:
-    """Lines with ``.loc`` by number. Of those in one piece of inline assembly the first: compilers count on there, as if
-    every line of the piece were one of the source."""
+    """Lines with ``.loc`` by number. Of those in one piece of inline assembly the first: compilers count on there, as
+    if every line of the piece were one of the source."""
     found, seen = {}, 0
     for number, line in enumerate(text.split("\n"), 1):
         if "inline asm" in line:

@@ -3,7 +3,8 @@
     python benchmarks/balanced_decode.py --output benchmarks/results/balanced_decode.json [--sweep]
 
 The uneven decode and draft tasks of the side-by-side benchmark, with its lengths. "made" makes the work list in each
-call, "listed" has it from before, as the layers of a step share one. Times are medians of replays of a CUDA graph,
+call, "listed" has it from before, as the layers of a step share one; by Hopper's kernel where it takes the call, and by
+the "portable" one. Times are medians of replays of a CUDA graph,
 taken in turns, the L2 flushed by reading 256 MB before each; us. Each result is held against float64 for the longest,
 the shortest and the first sequences, over poisoned memory, and again after replays with other lengths, 0 among them.
 `of_read`: bytes of K and V over what a reading kernel reaches in the same run. `--sweep` times other units, programs
@@ -24,6 +25,7 @@ from schedule import Task, equal_tasks, traffic_tasks
 
 from kvlab.attention import mha_decode_paged
 from kvlab.attention.attend_paged.config import Walk, WalkConfig, choose_walks, schedule_problem
+from kvlab.attention.attend_paged.hopper_config import with_rings
 from kvlab.attention.attend_paged.kernel import launch
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.schedule.kernel import launch as make_list
@@ -120,8 +122,8 @@ def times(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
 
 
 def variants(config: Walk, sweep: bool) -> dict[str, Walk]:
-    """Configurations by name: the chosen one, and what may be better."""
-    found = {"listed": config}
+    """Configurations of the portable walk by name: the chosen one, and what may be better."""
+    found = {"portable listed": config}
     if sweep:
         s, t = config.schedule, config.tiles
         found |= {f"block {b} overhead {o}": replace(config, schedule=replace(s, block=b, overhead=o))
@@ -137,7 +139,8 @@ def one(task: Task, sweep: bool) -> dict[str, Any]:
     arrays = inputs(task)
     q, k, v, table, lens = arrays
     problem, scale = problem_of(q, k, v, table), 128**-0.5
-    (config,) = choose_walks(problem, problem.tokens).walks
+    walks = choose_walks(problem, problem.tokens)
+    (portable,), (config,) = walks.walks, with_rings(walks, problem, problem.tokens, 132).walks
     listed = schedule_problem(problem, *(1 << 30, 0))
     out = torch.full_like(q, float("nan"))
     kept: list[Any] = []
@@ -167,7 +170,8 @@ def one(task: Task, sweep: bool) -> dict[str, Any]:
     out.fill_(float("nan"))
     graph.replay()
     found["error_of_other_lengths"] = error(arrays, *result[-1], list(task.lens))
-    for name, tried in variants(config, sweep).items():
+    graphs["portable made"] = captured(call(portable, True))
+    for name, tried in ({"listed": config} | variants(portable, sweep)).items():
         try:
             graphs[name] = captured(call(tried, False))
         except Exception as reason:  # a tile that does not fit is a result

@@ -12,7 +12,7 @@ from decode_cases import Case, Inputs
 from prefill_cases import Case as MixedCase
 from yardsticks import assert_accurate, nothing_waits
 
-from kvlab.attention import attend_paged, mha_decode_paged, plan
+from kvlab.attention import attend_paged, explain, mha_decode_paged, plan
 from kvlab.attention.attend_paged.config import WalkConfig, choose_walks
 from kvlab.attention.attend_paged.kernel import launch
 from kvlab.attention.mha_decode.config import problem_of
@@ -68,7 +68,9 @@ def mixed_case(seed: int) -> MixedCase:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_random_mixed_batches(seed: int) -> None:
-    """Over NaN, twice with the same bits, and the same bits with a plan made before."""
+    """Over NaN, twice with the same bits, and with a plan made before, with the same bits where its lists are the
+    call's: Hopper's kernel has other programs than the portable one.
+    """
     x = mixed_case(seed).build()
     _, arrays, options = x.arguments("cuda")
     q, k, starts, lens = arrays[0], arrays[1], arrays[5], arrays[4]
@@ -79,8 +81,11 @@ def test_random_mixed_batches(seed: int) -> None:
         step = plan(lens, (starts, int(q.shape[0])), window=x.case.window, **heads) if q.shape[0] else None
         made = [attend_paged(*arrays, **options | {"out": outs[i], "plan": step if i == 2 else None},
                              return_lse=True) for i in range(3)]
-    assert_accurate(x, *(array.cpu() for array in made[0]))
-    for other in made[1:]:
+    for found in (made[0], made[2]):
+        assert_accurate(x, *(array.cpu() for array in found))
+    walks = explain(attend_paged, *arrays, **options).config.walks
+    same = step is None or [walk.schedule for walk in walks] == [one.config for one in step.walks]
+    for other in made[1 : 3 if same else 2]:
         assert all(map(torch.equal, made[0], other))
 
 
@@ -172,4 +177,4 @@ def test_batches_of_many_sizes(batch: int) -> None:
     out, lse = launch(*arrays, scale=x.scale, config=config_of(x))
     assert_accurate(x, out.cpu(), lse.cpu())
     step = plan(arrays[4], q_heads=2, kv_heads=1, head_dim=64)
-    assert torch.equal(mha_decode_paged(*arrays, plan=step), out)
+    assert_accurate(x, mha_decode_paged(*arrays, plan=step).cpu())

@@ -20,7 +20,7 @@ from kvlab.attention.mha_decode.call import check_pairs
 from kvlab.attention.mha_decode.hopper_config import SUPPORTED, hopper_declined, hopper_lacks
 from kvlab.common.arrays import add_axis
 
-from .config import ragged_problem
+from .config import FEW_ROWS, ragged_problem
 
 
 class AttendPaged(PlannedCall, PrefillCall):
@@ -62,8 +62,8 @@ class AttendPaged(PlannedCall, PrefillCall):
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         q, k_cache, v_cache, table, _, starts = self.arrays
         problem, emulated = ragged_problem(q, k_cache, v_cache, table, starts), None
-        most = replace(problem, tokens=self.longest)
-        lacks = hopper_lacks(q, k_cache, v_cache, most, self.features) or self.lacks_ring()
+        few = replace(problem, tokens=min(self.longest, max(1, FEW_ROWS // problem.group)))  # of the first walk
+        lacks = hopper_lacks(q, k_cache, v_cache, few, self.features, FEW_ROWS) or self.lacks_ring()
         chosen, reason, hopper = choose_with_hopper(q, self.backend, lacks, hopper_declined(problem), SUPPORTED)
         if chosen == "emulator" and hopper:
             emulated = "sm_90"

@@ -70,13 +70,13 @@ def produce(walked, descs, boxes, bars, tables, lists, problem, C: gl.constexpr,
 
 @gluon.jit
 def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.constexpr, L: gl.constexpr):
-    """Four warps do unit after unit."""
+    """Warps, each with 16 rows, do unit after unit."""
     #@ consumer
     #: begin -> done    blocks
     team, kv_head, begin, until, first_item, last_item = walked
     q_ptr, q_strides = queries  #- launch
     o_ptr, o_strides, lse_ptr, lse_strides, part_ptr, part_lse_ptr = results  #- launch
-    OUT: gl.constexpr = results_layout(C.W)
+    OUT: gl.constexpr = results_layout(C)
     D: gl.constexpr = 2 * C.W if C.PAIRS else C.W
     done = 0
     for item in range(first_item, last_item):
@@ -87,7 +87,7 @@ def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.c
         o, o_odd, top, total = attend_keys(unit, tokens, smem, bars, rows, terms, done, C)
         done = done + gl.cdiv(hi - lo, C.BT)
         #: store    the result, or a partial one where the item is cut; one without a key is left alone
-        kv, token, head = rows_of(gl.arange(0, 16, layout=gl.SliceLayout(1, OUT)), C)
+        kv, token, head = rows_of(gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, OUT)), C)
         some, lse, l = normalise(top, total, batch, kv_head, kv, terms, C)
         is_row = (kv < C.HEADS) & (token < tokens)
         heads = (kv_head + kv) * C.GROUP + head
@@ -96,7 +96,7 @@ def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.c
         ends = is_row & whole
         cut = is_row & (whole == 0)
         place = 2 * (team * problem.lanes + kv_head + kv) + (start > begin).to(gl.int32)
-        of_part = place.to(gl.int64) * 16 + token * C.GROUP + head
+        of_part = place.to(gl.int64) * C.ROWS + token * C.GROUP + head
         at = batch * lse_strides.batch + q_row * lse_strides.token + heads * lse_strides.head
         gl.store(lse_ptr + at, lse, mask=ends)
         gl.store(part_lse_ptr + of_part, lse, mask=cut)
@@ -125,10 +125,11 @@ def walk(
     NB: gl.constexpr = C.NB
     KEYS: gl.constexpr = C.BN // 4
     W: gl.constexpr = C.W
+    R: gl.constexpr = C.ROWS
     k_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOX_LAYOUT)
     v_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOX_LAYOUT)
-    sums = gl.allocate_shared_memory(gl.float32, [4, 16, W], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
-    tops = gl.allocate_shared_memory(gl.float32, [8, 16], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    sums = gl.allocate_shared_memory(gl.float32, [4, R, W], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
+    tops = gl.allocate_shared_memory(gl.float32, [8, R], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     full = barriers(NB, 1)
     free = barriers(NB, 1)
     fence_async_shared()  # TMA arrives at these barriers
@@ -177,4 +178,4 @@ def numbers_of(
     strides = (RowStrides(*leading_strides(x, ragged=ragged)) for x in (q, *into))
     numbers = f.scales.factor_log2(scale), f.scales.v.number, feature_numbers(f), sizes, k.shape[0], *strides
     lists = ListConstants(schedule.block, schedule.overhead, schedule.reach, listed)
-    return numbers, {"C": one.ring, "L": lists, "num_warps": 4, "maxnreg": one.ring.REGISTERS}
+    return numbers, {"C": one.ring, "L": lists, "num_warps": one.ring.ROWS // 4, "maxnreg": one.ring.REGISTERS}

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kvlab.attention.mha_decode.config import DecodeProblem
-from kvlab.attention.mha_decode.hopper_config import BLOCK, ROWS, HopperDecodeConstants, has_depths
+from kvlab.attention.mha_decode.hopper_config import BLOCK, HopperDecodeConstants, has_depths
 from kvlab.attention.mha_decode.hopper_config import shared_bytes as ring_bytes
 from kvlab.attention.schedule.config import ScheduleConfig
 
 from .config import WalkConfig
 
-PROGRAMS = 2
-"""Programs of one KV head that the kernel has for a processor."""
+PROGRAMS = {16: 2, 32: 1}
+"""Rows of a tile -> programs that a processor has room for, of one KV head each."""
 
 
 class ListConstants(NamedTuple):
@@ -34,41 +34,42 @@ def with_rings(config: WalkConfig, problem: DecodeProblem, longest: int, process
     for one in config.walks:
         ring = ring_of(problem, max(1, min(longest, one.schedule.most)), one.schedule)
         if ring is not None and processors is not None:
-            one = replace(one, schedule=replace(one.schedule, programs=PROGRAMS * processors))
+            one = replace(one, schedule=replace(one.schedule, programs=PROGRAMS[ring.ROWS] * processors))
         walks.append(replace(one, ring=ring))
     return WalkConfig(tuple(walks))
 
 
 def ring_walks(schedule: ScheduleConfig) -> bool:
-    """Tells whether Hopper's kernel walks such a list: items have 16 rows, boxes begin where key blocks do."""
-    return schedule.rows == ROWS and not schedule.unit and schedule.block % 8 == 0
+    """Tells whether Hopper's kernel walks such a list: items have 16 or 32 rows, boxes begin where key blocks do."""
+    one = schedule.together == 1 and schedule.BM in PROGRAMS
+    return one and not schedule.unit and schedule.block % 8 == 0
 
 
 def ring_of(problem: DecodeProblem, tokens: int, schedule: ScheduleConfig) -> HopperDecodeConstants | None:
     """The ring of programs that walk a list of sequences of up to so many new tokens; None where there is none. One
-    KV head a program, so that a list has as many teams as portable ones can walk, too; 64 KB in flight.
+    KV head a program, so that a list has as many teams as portable ones can walk, too; 128 KB in flight on a processor.
 
     >>> problem = DecodeProblem(batch=64, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=64, max_keys=32768)
     >>> ring = ring_of(problem, 1, ScheduleConfig(264))
     >>> ring.HEADS, ring.BT, ring.BOX, ring.NB
     (1, 64, 16, 2)
-    >>> ring_of(problem, 5, ScheduleConfig(264, BM=32)) is None
-    True
+    >>> ring_of(problem, 8, ScheduleConfig(132, BM=32)).ROWS, ring_of(problem, 9, ScheduleConfig(132, BM=64))
+    (32, None)
     """
-    rows = problem.group * tokens
-    if rows > ROWS or not (has_depths(problem) and ring_walks(schedule)):
+    rows = schedule.BM
+    if problem.itemsize > 2 or not has_depths(problem) or problem.group * tokens > rows or not ring_walks(schedule):
         return None
     return HopperDecodeConstants(
         HEADS=1, GROUP=problem.group, TOKENS=tokens, W=problem.widths[0], PAGE=problem.page_size, BT=BLOCK,
-        BOX=math.gcd(problem.page_size, BLOCK, schedule.block), NB=4 if problem.pairs else 2, PAIRS=problem.pairs,
-        LONGEST_FIRST=0, PARTS=0,
+        BOX=math.gcd(problem.page_size, BLOCK, schedule.block), NB=512 // problem.widths[0] // PROGRAMS[rows],
+        PAIRS=problem.pairs, LONGEST_FIRST=0, PARTS=0, REGISTERS=128 if rows == 16 else 168, ROWS=rows,
     )
 
 
 def left_bytes(C: HopperDecodeConstants) -> int:
-    """Bytes behind the ring in which the four warps leave their sums, maxima and sums of weights."""
-    return 4 * ROWS * 4 * (C.W + 2)
+    """Bytes behind the ring in which the warps leave their sums, maxima and sums of weights."""
+    return 4 * C.ROWS * 4 * (C.W + 2)
 
 
 def shared_bytes(C: HopperDecodeConstants) -> int:

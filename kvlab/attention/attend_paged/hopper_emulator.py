@@ -11,8 +11,7 @@ import numpy as np
 from kvlab.attention.features.intervals import key_count
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
-from kvlab.attention.mha_decode.hopper_config import ROWS
-from kvlab.attention.mha_decode.hopper_cta import CONSUMERS, PRODUCER, HopperDecodeCTA, places_of
+from kvlab.attention.mha_decode.hopper_cta import HopperDecodeCTA, places_of
 from kvlab.attention.mha_decode.hopper_emulator import attend_keys, normalise, other_columns, rows_of
 from kvlab.attention.mha_decode.hopper_emulator import produce as bring
 from kvlab.attention.schedule.config import list_parts
@@ -83,7 +82,7 @@ def produce(cta: HopperDecodeCTA, x: HopperWalkLaunch, walked: Walked) -> Iterat
 
 
 def consume(cta: HopperDecodeCTA, x: HopperWalkLaunch, walked: Walked) -> Iterator[Wait]:
-    """Four warps do unit after unit."""
+    """Warps, each with 16 rows, do unit after unit."""
     #@ consumer
     #: begin -> done    blocks
     C, features, scale_log2 = cta.C, x.features, x.scale_log2  #- launch
@@ -98,7 +97,7 @@ def consume(cta: HopperDecodeCTA, x: HopperWalkLaunch, walked: Walked) -> Iterat
         o, o_odd, top, total = yield from attend_keys(cta, unit, tokens, rows, features, scale_log2, done)
         done = done + ceildiv(hi - lo, C.BT)
         #: store    the result, or a partial one where the item is cut; one without a key is left alone
-        kv, token, head = rows_of(np.arange(ROWS), C)
+        kv, token, head = rows_of(np.arange(C.ROWS), C)
         some, lse, l = normalise(top, total, batch, kv_head, kv, features, C)
         is_row = (kv < C.HEADS) & (token < tokens)
         heads = (kv_head + kv) * C.GROUP + head
@@ -147,5 +146,5 @@ def walk(
         begin, until, first, last = map(int, team_items(work, starts, firsts, team, L.REACH))
         walked = int(team), kv_head, begin, until, first, last
         cta = HopperDecodeCTA(C, places_of(C, left_bytes(C)), dtype, boxes, traffic, traced=program == 0)
-        roles += [(PRODUCER, produce(cta, x, walked)), (CONSUMERS, consume(cta, x, walked))]
+        roles += [(cta.producer, produce(cta, x, walked)), (cta.consumers, consume(cta, x, walked))]
     run_roles(roles)

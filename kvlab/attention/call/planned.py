@@ -57,8 +57,9 @@ class PlannedCall(Call[Any]):
         """Feature of a schedule that Hopper's kernel lacks, None if it walks it."""
         if self.batch_invariant:
             return "batch_invariant=True over a schedule"
-        cuts = [] if self.schedule is None else [one.config for one in self.schedule.walks]
-        return None if all(map(function_at(f"{HOME}.hopper_config:ring_walks"), cuts)) else "a plan of other tiles"
+        if self.schedule is None or function_at(f"{HOME}.hopper_config:ring_walks")(self.schedule.config):
+            return None
+        return "a plan of other tiles"
 
     def walks(self, problem: Any, longest: int, emulated: str | None, *, hopper: bool) -> Any:
         """The configuration of the walks over sequences of up to so many new tokens; ``hopper``: by its kernel where

@@ -21,7 +21,7 @@ from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.common.arrays import add_axis, address_of, element_strides
 from kvlab.common.checks import require
 
-from .config import choose_config, problem_of
+from .config import MAX_ROWS, choose_config, problem_of
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
 
 MAX_TOKENS, MAX_TOKENS_BALANCED = 4, 16
@@ -84,8 +84,10 @@ class PagedDecode(PlannedCall):
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         (q, k_cache, v_cache, table, _), features = self.arrays, self.features
         problem = problem_of(q, k_cache, v_cache, table)
-        lacks = hopper_lacks(q, k_cache, v_cache, problem, features)
-        lacks = lacks or (self.lacks_ring() if self.over_schedule else None)
+        if self.over_schedule:
+            lacks = hopper_lacks(q, k_cache, v_cache, problem, features, MAX_ROWS) or self.lacks_ring()
+        else:
+            lacks = hopper_lacks(q, k_cache, v_cache, problem, features)
         chosen, reason, hopper = choose_with_hopper(q, self.backend, lacks, hopper_declined(problem), SUPPORTED)
         emulated = self.arch if chosen == "emulator" else None
         splits: dict[str, Any] = {"num_splits": self.num_splits, "batch_invariant": self.batch_invariant}

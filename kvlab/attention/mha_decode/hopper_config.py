@@ -16,8 +16,9 @@ from .config import DecodeProblem, longest_first
 
 SUPPORTED = (
     "bf16 or fp16 with a cache of that dtype and D = Dv of 64 or 128, or of float8_e4m3fn and 128 with scales that are "
-    "numbers or of heads, at most 16 query rows of a KV head, no mask but the causal one, no softcap, sinks or ALiBi, "
-    "pages of multiples of 8 tokens, caches that start at 16 bytes and whose strides are multiples of 16 bytes"
+    "numbers or of heads, at most 16 query rows of a KV head (32 over a schedule), no mask but the causal one, no "
+    "softcap, sinks or ALiBi, pages of multiples of 8 tokens, caches that start at 16 bytes and whose strides are "
+    "multiples of 16 bytes"
 )
 ROWS = 16
 BLOCK = 64
@@ -30,6 +31,7 @@ class HopperDecodeConstants(NamedTuple):
 
     W          elements of 16 bits of a row: PAIRS of e4m3, or one each
     LONGEST_FIRST      0, or a power of two that the batch fits: the longest sequences begin
+    ROWS       of the tile; each 16 have four warps
     PARTS      0, or how many splits the last program of a sequence's heads to arrive takes at a time
     """
 
@@ -47,6 +49,7 @@ class HopperDecodeConstants(NamedTuple):
     BN: int = BLOCK
     PRODUCER: int = 32
     REGISTERS: int = 128
+    ROWS: int = ROWS
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,16 @@ class HopperDecodeConfig:
         return (self.groups * self.num_splits * self.batch,)
 
 
-def hopper_lacks(q: Any, k_cache: Any, v_cache: Any, problem: DecodeProblem, features: Features) -> str | None:
-    """Feature of a call that the Hopper kernel lacks, None if it takes the call."""
+def hopper_lacks(
+    q: Any, k_cache: Any, v_cache: Any, problem: DecodeProblem, features: Features, rows: int = ROWS
+) -> str | None:
+    """Feature of a call that the Hopper kernel lacks, None if it takes the call; ``rows`` of a tile."""
     kinds = [dtype_of(x, "q") for x in (q, k_cache, v_cache)]
     if kinds[0].itemsize != 2 or kinds[1] != kinds[2] or (kinds[1] != kinds[0] and not problem.pairs):
         return f"q of dtype {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}"
     if not has_depths(problem):
         return f"head dimensions {problem.head_dim} and {problem.v_dim}"
-    if problem.group * problem.tokens > ROWS:
+    if problem.group * problem.tokens > rows:
         return f"{problem.tokens} new tokens of {problem.group} query heads a KV head"
     if lacks := decode_lacks(features):
         return lacks

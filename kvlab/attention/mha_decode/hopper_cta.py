@@ -10,13 +10,14 @@ import numpy as np
 from kvlab.attention.hopper.cta import PartitionedCTA, Places
 from kvlab.hardware import current_arithmetic, get_atom, ldmatrix
 from kvlab.staging import Fragments
+from kvlab.staging.nvidia.wgmma_plan import PanelTile
+from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.tile.fragments import FragmentMap
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 
-from .hopper_config import ROWS, HopperDecodeConstants
+from .hopper_config import HopperDecodeConstants
 
 Array = np.ndarray[Any, Any]
-CONSUMERS, PRODUCER = (0, 1, 2, 3), (4,)
 
 
 @functools.cache
@@ -29,11 +30,12 @@ def places_of(C: HopperDecodeConstants, more: int = 0) -> Places:
     (16384, 32768, 65536)
     """
     ring = C.NB, C.BN, C.W
-    return Places({"k": ring, "v": ring}, {"the consumers": 4, "the producer": 1}, more)
+    return Places({"k": ring, "v": ring}, {"the consumers": C.ROWS // 4, "the producer": 1}, more)
 
 
 class HopperDecodeCTA(PartitionedCTA):
-    """Shared memory as the kernel lays it out, and what is done to it.
+    """Shared memory as the kernel lays it out, and what is done to it. Of the consumers' warps, each has a quarter of a
+    block's keys and 16 rows: the rows of one quarter are neighbours.
 
     dtype : of the products.
     """
@@ -43,40 +45,48 @@ class HopperDecodeCTA(PartitionedCTA):
 
     def start(self, C: HopperDecodeConstants) -> None:
         """Makes the mbarriers."""
-        self.keys = C.BN // 4
+        self.keys, self.rows, self.across = C.BN // 4, C.ROWS, C.ROWS // 16
+        self.consumers, self.producer = self.places.partitions.values()
         self.full, self.free = self.barriers("full", C.NB), self.barriers("free", C.NB)
 
     def load_block(self, b: int, pages: Array, key: int, kv_head: int) -> None:
         """A block of K and of V into stage b: boxes of BOX tokens, HEADS heads and one panel, all on one mbarrier."""
         C, bar = self.C, self.full[b]
-        bar.expect_bytes(C.BN * C.W * 4, PRODUCER[0])
+        bar.expect_bytes(C.BN * C.W * 4, self.producer[0])
         panel, box = np.arange(C.W // 64)[:, None], np.arange(C.BT // C.BOX)
         row = (key + box * C.BOX) % C.PAGE
         offset = panel * C.BN * 128 + box * (C.BOX * C.HEADS * 128)
         for role in "kv":
-            self.load(PRODUCER, role, role, b, bar, (pages, row, kv_head, panel * 64), offset)
+            self.load(self.producer, role, role, b, bar, (pages, row, kv_head, panel * 64), offset)
 
     def read(self, role: str, b: int) -> Fragments:
-        """The B operand of every warp, its keys of K or of V: ``[BN, W]``, pairs as int16."""
+        """The B operand of every warp, its keys of K or of V: ``[BN, W]``, pairs as int16; of warps with the same keys
+        that of the first.
+        """
         place, trans = self.places.tiles[role][b], role == "v"
-        self.hazards.read(self.places.shared(place, CONSUMERS, self.keys), f"{role} read", b)
+        self.hazards.read(self.places.once((place, "keys"), lambda: self._keys_of_warps(place)), f"{role} read", b)
         row, vector, layout = _operand(self.C, trans)
         kind = np.dtype(np.int16) if self.C.PAIRS else self.dtype
         words = ldmatrix(self.smem, place.address(row, vector), 4, trans=trans, dtype=kind)  # [instructions, 4, 32, 8]
-        self.traffic.move("SMEM->registers", place.nbytes)
+        self.traffic.move("SMEM->registers", place.nbytes * self.across)
         return Fragments(np.moveaxis(words, 0, 2).reshape(1, *layout.row.shape), layout)
 
+    def _keys_of_warps(self, place: PanelTile) -> Footprint:
+        """The footprint of all warps' keys in a stage."""
+        row, vector, other = np.ogrid[: place.rows, : place.vectors, : self.across]
+        return self.places.cells.footprint(place.address(row, vector), 16, row // self.keys * self.across + other)
+
     def multiply_rows(self, q: Array, k: Fragments, s: Fragments) -> Fragments:
-        """S + Q K^T of every warp's keys; q ``[4, 16, W]``."""
-        return self._add_products(q, self._of_warps(k).swapaxes(1, 2), s)  # of [4, 16, keys]
+        """S + Q K^T of every warp's keys; q ``[4, ROWS, W]``."""
+        return self._add_products(q, self._of_warps(k).swapaxes(1, 2), s)  # of [4, ROWS, keys]
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
         """O + P V of every warp's keys; P stays in the registers of its scores."""
-        return self._add_products(p.tile().astype(self.dtype).reshape(4, ROWS, -1), self._of_warps(v), o)
+        return self._add_products(p.tile().astype(self.dtype).reshape(4, self.rows, -1), self._of_warps(v), o)
 
     def row_sum(self, p: Fragments) -> Array:
-        """Row sums ``[1, 4 * 16]`` of every warp's keys: in the lane, over its quad."""
-        lanes = p.tile().reshape(4 * ROWS, -1, 4, 2).swapaxes(1, 2).reshape(1, 4 * ROWS, 4, -1)
+        """Row sums ``[1, 4 * ROWS]`` of every warp's keys: in the lane, over its quad."""
+        lanes = p.tile().reshape(4 * self.rows, -1, 4, 2).swapaxes(1, 2).reshape(1, 4 * self.rows, 4, -1)
         return butterfly(np.add, in_turn(np.add, lanes))
 
     def leave(self, o: Fragments, *of_rows: Array) -> None:
@@ -85,29 +95,31 @@ class HopperDecodeCTA(PartitionedCTA):
         the rings.
         """
         address, tops = self._sums_and_tops(len(of_rows))
-        self._write("sums", address, 16, np.arange(4)[:, None, None])
-        self.smem.store(address, o.tile().reshape(4, ROWS, -1, 4))
+        quarter, row, _ = np.ogrid[:4, : self.rows, :1]
+        self._write("sums", address, 16, quarter * self.across + row // 16)
+        self.smem.store(address, o.tile().reshape(4, self.rows, -1, 4))
+        quarter, other = np.ogrid[:4, : self.across]
         for at, x in zip(tops, of_rows, strict=True):
-            self._write("tops", at, ROWS * 4, np.arange(4))
-            self.smem.store(at, x.reshape(4, ROWS))
+            self._write("tops", at[:, None] + 64 * other, 64, quarter * self.across + other)
+            self.smem.store(at, x.reshape(4, self.rows))
 
     def left(self, of_rows: int = 0) -> tuple[Array, ...]:
-        """Results that all warps have left: o ``[4, 16, W]``, and as many times ``[4, 16]``."""
+        """Results that all warps have left: o ``[4, ROWS, W]``, and as many times ``[4, ROWS]``."""
         address, tops = self._sums_and_tops(of_rows)
-        self.hazards.read(self.places.region(int(address.min()), address.size * 16, CONSUMERS), "sums read")
+        self.hazards.read(self.places.region(int(address.min()), address.size * 16, self.consumers), "sums read")
         for at in tops:
-            self.hazards.read(self.places.region(int(at[0]), 4 * ROWS * 4, CONSUMERS), "tops read")
-        sums = self.smem.load(address, np.float32, 4).reshape(4, ROWS, -1)
-        return sums, *(self.smem.load(at, np.float32, ROWS) for at in tops)
+            self.hazards.read(self.places.region(int(at[0]), 16 * self.rows, self.consumers), "tops read")
+        sums = self.smem.load(address, np.float32, 4).reshape(4, self.rows, -1)
+        return sums, *(self.smem.load(at, np.float32, self.rows) for at in tops)
 
     def _sums_and_tops(self, of_rows: int) -> tuple[Array, Array]:
-        """Byte addresses ``[4, 16, W / 4]`` of 16 bytes, and ``[of_rows, 4]`` of 16 floats."""
-        warp, row, vector = np.ogrid[:4, :ROWS, : self.C.W // 4]
-        address = ((warp * ROWS + row) * (self.C.W // 4) + (vector ^ row % 8)) * 16
+        """Byte addresses ``[4, ROWS, W / 4]`` of 16 bytes, and ``[of_rows, 4]`` of a float for each row."""
+        quarter, row, vector = np.ogrid[:4, : self.rows, : self.C.W // 4]
+        address = ((quarter * self.rows + row) * (self.C.W // 4) + (vector ^ row % 8)) * 16
         at, tops = 0, self.places.tiles["v"][0].base
         if self.places.nbytes > self.places.behind:
             at, tops = self.places.behind, self.places.behind + address.size * 16
-        return address + at, tops + np.arange(4 * of_rows).reshape(-1, 4) * ROWS * 4
+        return address + at, tops + np.arange(4 * of_rows).reshape(-1, 4) * self.rows * 4
 
     def _write(self, name: str, address: Array, nbytes: int, warp: Array) -> None:
         """``nbytes`` at each address, written by a warp."""
@@ -117,7 +129,7 @@ class HopperDecodeCTA(PartitionedCTA):
 
     def zeros(self, columns: int) -> Fragments:
         """An accumulator: 16 rows of each warp."""
-        return Fragments.zeros(1, accumulator(columns))
+        return Fragments.zeros(1, accumulator(columns, self.rows))
 
     def _of_warps(self, x: Fragments) -> Array:
         """``[4, keys, W]`` of a B operand."""
@@ -125,26 +137,27 @@ class HopperDecodeCTA(PartitionedCTA):
 
     def _add_products(self, a: Array, b: Array, c: Fragments) -> Fragments:
         """C + A B of every warp."""
-        total = current_arithmetic().products(a, b, c.tile().reshape(4, ROWS, -1))
-        return c.with_values(c.map.spread(total.reshape(1, 4 * ROWS, -1)))
+        total = current_arithmetic().products(a, b, c.tile().reshape(4, self.rows, -1))
+        return c.with_values(c.map.spread(total.reshape(1, 4 * self.rows, -1)))
 
 
 @functools.cache
-def accumulator(columns: int) -> FragmentMap:
-    """Of 16 rows of each warp, ``[64, columns]``: warp w has the rows ``16 w ...``.
+def accumulator(columns: int, rows: int) -> FragmentMap:
+    """Of 16 rows of each warp, ``[4 rows, columns]``: warp w has the rows ``16 w ...``.
 
-    >>> accumulator(16).row[:, 0, 0].reshape(4, 32)[:, 0].tolist()
+    >>> accumulator(16, 16).row[:, 0, 0].reshape(4, 32)[:, 0].tolist()
     [0, 16, 32, 48]
     """
     atom = get_atom("mma.sync.m16n8k16.bf16")
-    thread, tile, r = np.ogrid[:128, : columns // 8, :4]
+    thread, tile, r = np.ogrid[: 8 * rows, : columns // 8, :4]
     row, col = atom.c(thread % 32, r)
-    return FragmentMap((4 * ROWS, columns), thread // 32 * ROWS + row, 8 * tile + col, warp_size=32)
+    return FragmentMap((4 * rows, columns), thread // 32 * 16 + row, 8 * tile + col, warp_size=32)
 
 
 @functools.cache
 def _operand(C: HopperDecodeConstants, trans: bool) -> tuple[Array, Array, FragmentMap]:
-    """Row and vector ``[instructions, 4 warps, 32]`` that ldmatrix.x4 reads, and what the registers then hold.
+    """Row and vector ``[instructions, 4 warps, 32]`` that ldmatrix.x4 reads, of the warps of the first rows, and what
+    the registers then hold.
 
     K: 8 keys x 32 columns an instruction; V, transposed: 16 keys x 16 columns.
     """

@@ -25,8 +25,8 @@ from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.tile.pairs import halves
 
 from .emulator import nth_longest
-from .hopper_config import ROWS, HopperDecodeConfig, HopperDecodeConstants
-from .hopper_cta import CONSUMERS, PRODUCER, HopperDecodeCTA, places_of
+from .hopper_config import HopperDecodeConfig, HopperDecodeConstants
+from .hopper_cta import HopperDecodeCTA, places_of
 
 Array = np.ndarray[Any, Any]
 Item = tuple[int, int, int, int, int, int]
@@ -68,10 +68,10 @@ def rows_of(r: Array, C: HopperDecodeConstants) -> tuple[Array, Array, Array]:
 
 
 def load_rows(q: Array, kv_head: int, tokens: int | None, odd: int, C: HopperDecodeConstants) -> Array:
-    """Query rows ``[16, W]`` of a sequence ``[S, Hq, D]``, of pairs the even or odd columns; rows that do not exist are
-    0. ``tokens``: new ones, or None for those of C.
+    """Query rows ``[ROWS, W]`` of a sequence ``[S, Hq, D]``, of pairs the even or odd columns; rows that do not exist
+    are 0. ``tokens``: new ones, or None for those of C.
     """
-    kv, token, head = rows_of(np.arange(ROWS)[:, None], C)
+    kv, token, head = rows_of(np.arange(C.ROWS)[:, None], C)
     cols = 2 * np.arange(C.W) + odd if C.PAIRS else np.arange(C.W)
     is_row = kv < C.HEADS
     if tokens is not None:
@@ -101,8 +101,8 @@ def attend_keys(
     cta: HopperDecodeCTA, unit: tuple[int, int, int, int, int], tokens: int | None, q_array: Array,
     features: Features, scale_log2: np.float32, done: int,
 ) -> Generator[Wait, None, tuple[Array, Any, Array, Array]]:
-    """(o, o_odd, top, total): sums ``[16, W]`` of the rows over a unit's keys, whose blocks come after ``done`` others,
-    of pairs the odd columns as each warp has them; the rows' maxima, and what the weights add up to.
+    """(o, o_odd, top, total): sums ``[ROWS, W]`` of the rows over a unit's keys, whose blocks come after ``done``
+    others, of pairs the odd columns as each warp has them; the rows' maxima, and what the weights add up to.
 
     unit : sequence, first KV head, the first key and the one behind the last, keys of the sequence. tokens : new ones
     of it; None: those of C, and units end with a block or the sequence. q_array : the sequence's ``[S, Hq, D]``.
@@ -112,15 +112,16 @@ def attend_keys(
     C = cta.C  #- launch
     batch, kv_head, lo, hi, num_keys = unit
     blocks = ceildiv(hi - lo, C.BT)
+    R = C.ROWS
     W = C.W
     KEYS = C.BN // 4
     q = load_rows(q_array, kv_head, tokens, 0, C)
-    kv, token, head = rows_of(np.arange(ROWS), C)
+    kv, token, head = rows_of(np.arange(R), C)
     seen = num_keys - (C.TOKENS if tokens is None else tokens) + 1  # by all rows
     limit = seen + token  # keys from here on a row does not see
     if tokens is not None:  # and units may end within a block
         seen, limit = min(seen, hi), np.minimum(limit, hi)
-    factor = np.full(ROWS, scale_log2)
+    factor = np.full(R, scale_log2)
     of_row = kv_head + np.minimum(kv, C.HEADS - 1)  # rows that do not exist are as those of the last head
     factor = factor_of(factor, features, batch, of_row, of_row * C.GROUP + head)
     if C.PAIRS:
@@ -132,12 +133,12 @@ def attend_keys(
         factor = factor * unit_of_q
     q = of_every_warp(q)
     scores = cta.zeros(KEYS).map  #- programs
-    col = scores.row // ROWS * KEYS + scores.col  # of the block
-    own = col % C.HEADS == kv[scores.row % ROWS]
-    limits = limit[scores.row % ROWS]
+    col = scores.row // R * KEYS + scores.col  # of the block
+    own = col % C.HEADS == kv[scores.row % R]
+    limits = limit[scores.row % R]
     factor = np.tile(factor, (1, 4))
-    m = np.full((1, 4 * ROWS), LOWEST, np.float32)
-    l = np.zeros((1, 4 * ROWS), np.float32)
+    m = np.full((1, 4 * R), LOWEST, np.float32)
+    l = np.zeros((1, 4 * R), np.float32)
     o: Any = cta.zeros(W)
     o_odd: Any = o
     for i in range(blocks):
@@ -157,7 +158,7 @@ def attend_keys(
         s = adjust_by_row(s, factor, 0.0, features)
         #: load_v -> v    and the stage is free; rows that do not exist may be anything, and 0 * NaN is NaN
         v = cta.read("v", b)
-        cta.arrive(CONSUMERS, cta.free[b])
+        cta.arrive(cta.consumers, cta.free[b])
         if key + C.BT > hi:
             there = key + v.map.row // C.HEADS < hi
             v = v.with_values(np.where(there, v.values, np.zeros_like(v.values)))
@@ -184,9 +185,9 @@ def attend_keys(
         else:
             o = cta.accumulate(p, v, o)
     #: together -> top, total    the warps' maxima and sums, through shared memory that nobody reads any more
-    cta.meet(CONSUMERS)
+    cta.meet(cta.consumers)
     cta.leave(o, m, l)
-    cta.meet(CONSUMERS)
+    cta.meet(cta.consumers)
     each, tops, totals = cta.left(2)
     top = tops.max(0)
     total, o = add_warps(each, tops, totals, top)
@@ -194,12 +195,12 @@ def attend_keys(
 
 
 def other_columns(cta: HopperDecodeCTA, o_odd: Any, top: Array) -> Array:
-    """The odd columns of the sums ``[16, W]``, where the even ones have been: the maxima and sums of rows are there."""
+    """The odd columns of the sums ``[ROWS, W]``, where the even ones have been: rows' maxima and sums are there."""
     #@ consumer
     #: other_columns -> o_odd    put together as the even ones
-    cta.meet(CONSUMERS)
+    cta.meet(cta.consumers)
     cta.leave(o_odd)
-    cta.meet(CONSUMERS)
+    cta.meet(cta.consumers)
     each, tops, totals = cta.left(2)
     _, o_odd = add_warps(each, tops, totals, top)
     return o_odd
@@ -215,7 +216,7 @@ def normalise(
     some = total != 0
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
         lse = log_sum(top, total, some)
-        factor = np.full(ROWS, np.float32(scales.v.number))
+        factor = np.full(C.ROWS, np.float32(scales.v.number))
         of_row = kv_head + np.minimum(kv, C.HEADS - 1)
         factor = head_scale(factor, scales.v.heads, batch, of_row)
         l = np.where(some, divide(factor, total), np.float32(0))
@@ -223,7 +224,7 @@ def normalise(
 
 
 def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator[Wait]:
-    """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
+    """Warps, each with 16 keys of a block of its own: scores, softmax, output."""
     #@ consumer
     #: split -> o, top, total    its keys; the ring, which nobody reads any more, has room for the warps' sums
     C, splits, out, lse_out, features = cta.C, x.config.num_splits, x.out, x.lse, x.features  #- launch
@@ -231,7 +232,7 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     unit = batch, kv_head, lo, hi, num_keys
     o, o_odd, top, total = yield from attend_keys(cta, unit, None, x.q[batch], features, x.scale_log2, 0)
     #: store    an empty split leaves its partial output alone
-    kv, token, head = rows_of(np.arange(ROWS), C)
+    kv, token, head = rows_of(np.arange(C.ROWS), C)
     sees = num_keys - C.TOKENS + 1 + token > lo
     some, lse, l = normalise(top, total, batch, kv_head, kv, features, C)
     heads = (kv_head + kv) * C.GROUP + head
@@ -264,7 +265,7 @@ def join(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> None:
     R = 4 if SEEN <= 4 else 8 if SEEN <= 8 else 16
     D = 2 * C.W if C.PAIRS else C.W
     counter = batch, kv_head // C.HEADS
-    cta.meet(CONSUMERS)
+    cta.meet(cta.consumers)
     last = x.counters[counter] == splits - 1
     x.counters[counter] += 1
     if last:
@@ -312,12 +313,12 @@ def join(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> None:
 
 
 def of_every_warp(q: Array) -> Array:
-    """The A operand ``[4, 16, W]`` that all warps have."""
+    """The A operand ``[4, ROWS, W]`` that all warps have."""
     return np.broadcast_to(q, (4, *q.shape))
 
 
 def add_warps(each: Array, tops: Array, totals: Array, top: Array) -> tuple[Array, Array]:
-    """The warps' row sums ``[16]`` and sums ``[16, W]``, put together relative to ``top``."""
+    """The warps' row sums ``[ROWS]`` and sums ``[ROWS, W]``, put together relative to ``top``."""
     weight = exp2(tops - top)
     total = add_products(weight, totals)
     o = add_products(weight[:, :, None], each)
@@ -359,7 +360,8 @@ def launch(
         for program in range(*config.grid()):
             cta = HopperDecodeCTA(C, places_of(C), dtype, boxes, traffic, traced=program == 0)
             item = x.find_item(program)
-            roles += [(PRODUCER, produce(cta, x.table[item[0]], x.pages, item, 0)), (CONSUMERS, consume(cta, x, item))]
+            roles += [(cta.producer, produce(cta, x.table[item[0]], x.pages, item, 0))]
+            roles += [(cta.consumers, consume(cta, x, item))]
         run_roles(roles)
     if config.num_splits > 1 and not C.PARTS:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)

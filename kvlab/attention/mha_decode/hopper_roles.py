@@ -19,10 +19,6 @@ from kvlab.attention.hopper.kernel import (
 )
 
 from .hopper_steps import (
-    MMA,
-    ROWS,
-    A,
-    B,
     add_warps,
     as_sums,
     as_tops,
@@ -33,7 +29,10 @@ from .hopper_steps import (
     load_rows,
     narrow,
     of_every_warp,
+    operand,
+    products,
     results_layout,
+    rows_layout,
     rows_of,
 )
 
@@ -60,8 +59,8 @@ def produce(item, descs, boxes, full, free, table, pages, done, C: gl.constexpr)
 
 @gluon.jit
 def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr):
-    """(o, o_odd, top, total): sums ``[16, W]`` of the rows over a unit's keys, whose blocks come after ``done`` others,
-    of pairs the odd columns as each warp has them; the rows' maxima, and what the weights add up to.
+    """(o, o_odd, top, total): sums ``[ROWS, W]`` of the rows over a unit's keys, whose blocks come after ``done``
+    others, of pairs the odd columns as each warp has them; the rows' maxima, and what the weights add up to.
 
     unit : sequence, first KV head, the first key and the one behind the last, keys of the sequence. tokens : new ones
     of it; None: those of C, and units end with a block or the sequence. smem : K's and V's ring, and where the warps
@@ -75,15 +74,19 @@ def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr)
     full, free = bars  #- launch
     q_ptr, q_strides = queries  #- launch
     features, numbers, scale_log2, _ = terms  #- launch
+    R: gl.constexpr = C.ROWS
     W: gl.constexpr = C.W
+    MMA: gl.constexpr = products(C)
+    B: gl.constexpr = operand(1, C)
+    ROWS: gl.constexpr = rows_layout(C)
     KEYS: gl.constexpr = C.BN // 4
     q = load_rows(q_ptr, q_strides, batch, kv_head, tokens, 0, C)
-    kv, token, head = rows_of(gl.arange(0, 16, layout=ROWS), C)
+    kv, token, head = rows_of(gl.arange(0, R, layout=ROWS), C)
     seen = num_keys - (C.TOKENS if tokens is None else tokens) + 1  # by all rows
     limit = seen + token  # keys from here on a row does not see
     if tokens is not None:  # and units may end within a block
         seen, limit = gl.minimum(seen, hi), gl.minimum(limit, hi)
-    factor = gl.full([16], 1.0, gl.float32, layout=ROWS) * scale_log2
+    factor = gl.full([R], 1.0, gl.float32, layout=ROWS) * scale_log2
     of_row = kv_head + gl.minimum(kv, C.HEADS - 1)  # rows that do not exist are as those of the last head
     factor = factor_of(factor, features, numbers, batch, of_row, of_row * C.GROUP + head)
     if C.PAIRS:
@@ -98,9 +101,9 @@ def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr)
     own = col % C.HEADS == gl.expand_dims(gl.expand_dims(kv, 0), 2)
     limits = gl.expand_dims(gl.expand_dims(limit, 0), 2)
     factor = gl.expand_dims(gl.expand_dims(factor, 0), 2)
-    m = gl.full([4, 16], LOWEST, gl.float32, layout=gl.SliceLayout(2, MMA))
-    l = gl.zeros([4, 16], gl.float32, layout=gl.SliceLayout(2, MMA))
-    o = gl.zeros([4, 16, W], gl.float32, layout=MMA)
+    m = gl.full([4, R], LOWEST, gl.float32, layout=gl.SliceLayout(2, MMA))
+    l = gl.zeros([4, R], gl.float32, layout=gl.SliceLayout(2, MMA))
+    o = gl.zeros([4, R, W], gl.float32, layout=MMA)
     o_odd = o
     for i in range(blocks):
         #: load_k -> b, key    the block has arrived in its stage
@@ -109,7 +112,7 @@ def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr)
         mbarrier.wait(full.index(b), ((done + i) // C.NB) & 1)  #- wait
         k = k_s.index(b).permute((0, 2, 1)).load(B)
         #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
-        s = gl.zeros([4, 16, KEYS], gl.float32, layout=MMA)
+        s = gl.zeros([4, R, KEYS], gl.float32, layout=MMA)
         if C.PAIRS:
             k_even, k_odd = halves(k, True)
             s = mma_v2(q, k_even, s)
@@ -139,38 +142,38 @@ def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr)
             o_odd = o_odd * gl.expand_dims(alpha, 2)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         if C.PAIRS:
-            weights = gl.convert_layout(p.to(gl.float16), A)
+            weights = gl.convert_layout(p.to(gl.float16), operand(0, C))
             v_even, v_odd = halves(v, True)
             o = mma_v2(weights, v_even, o)
             o_odd = mma_v2(weights, v_odd, o_odd)
         else:
-            o = mma_v2(gl.convert_layout(p.to(v.dtype), A), v, o)
+            o = mma_v2(gl.convert_layout(p.to(v.dtype), operand(0, C)), v, o)
     #: together -> top, total    the warps' maxima and sums, through shared memory that nobody reads any more
-    OUT: gl.constexpr = results_layout(W)
-    sums, each = as_sums(left, W)
-    tops, top_of = as_tops(tops_left)
+    OUT: gl.constexpr = results_layout(C)
+    sums, each = as_sums(left, C)
+    tops, top_of = as_tops(tops_left, C)
     meet()
     sums.store(o)
     tops.index(0).store(m)
     tops.index(1).store(l)
     meet()
     top = largest(top_of, OUT)
-    total, o = add_warps(each, top_of, top, W, OUT)
+    total, o = add_warps(each, top_of, top, C, OUT)
     return o, o_odd, top, total
 
 
 @gluon.jit
 def other_columns(o_odd, smem, top, C: gl.constexpr):
-    """The odd columns of the sums ``[16, W]``, where the even ones have been: the maxima and sums of rows are there."""
+    """The odd columns of the sums ``[ROWS, W]``, where the even ones have been: rows' maxima and sums are there."""
     #@ consumer
     #: other_columns -> o_odd    put together as the even ones
     _, _, left, tops_left = smem  #- launch
-    sums, each = as_sums(left, C.W)
-    _, top_of = as_tops(tops_left)
+    sums, each = as_sums(left, C)
+    _, top_of = as_tops(tops_left, C)
     meet()
     sums.store(o_odd)
     meet()
-    _, o_odd = add_warps(each, top_of, top, C.W, results_layout(C.W))
+    _, o_odd = add_warps(each, top_of, top, C, results_layout(C))
     return o_odd
 
 
@@ -180,9 +183,10 @@ def normalise(top, total, batch, kv_head, kv, terms, C: gl.constexpr):
     #@ consumer
     #: normalise -> lse, l    rows without a sum have seen no key: 0 and -inf
     features, numbers, _, v_factor = terms  #- launch
+    R: gl.constexpr = C.ROWS
     some = total != 0
     lse = log_sum(top, total, some)
-    factor = gl.full([16], 1.0, gl.float32, layout=total.type.layout) * v_factor
+    factor = gl.full([R], 1.0, gl.float32, layout=total.type.layout) * v_factor
     of_row = kv_head + gl.minimum(kv, C.HEADS - 1)
     factor = head_scale(factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, of_row)
     l = gl.where(some, factor / total, 0.0)
@@ -191,7 +195,7 @@ def normalise(top, total, batch, kv_head, kv, terms, C: gl.constexpr):
 
 @gluon.jit
 def consume(item, smem, full, free, queries, terms, results, joined, C: gl.constexpr):
-    """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
+    """Warps, each with 16 keys of a block of its own: scores, softmax, output."""
     #@ consumer
     #: split -> o, top, total    its keys; the ring, which nobody reads any more, has room for the warps' sums
     batch, kv_head, split, lo, hi, num_keys = item
@@ -201,8 +205,8 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
     unit = batch, kv_head, lo, hi, num_keys
     o, o_odd, top, total = attend_keys(unit, None, places, (full, free), queries, terms, 0, C)
     #: store    an empty split leaves its partial output alone
-    OUT: gl.constexpr = results_layout(C.W)
-    kv, token, head = rows_of(gl.arange(0, 16, layout=gl.SliceLayout(1, OUT)), C)
+    OUT: gl.constexpr = results_layout(C)
+    kv, token, head = rows_of(gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, OUT)), C)
     sees = num_keys - C.TOKENS + 1 + token > lo
     some, lse, l = normalise(top, total, batch, kv_head, kv, terms, C)
     heads = (kv_head + kv) * C.GROUP + head

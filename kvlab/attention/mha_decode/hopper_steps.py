@@ -13,14 +13,32 @@ from kvlab.triton_support.twins import compiled
 from .config import CLASSES as _CLASSES
 
 TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
-MMA = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1, 1], instr_shape=[1, 16, 8]))
-A = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=MMA.value, k_width=2))
-B = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=MMA.value, k_width=2))
-ROWS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(2, MMA.value)))
-Q_ROWS = gl.constexpr(gl.SliceLayout(1, gl.SliceLayout(0, A.value)))
-Q_COLS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(0, A.value)))
 CLASSES = gl.constexpr(_CLASSES)
 globals().update(compiled(gluon.jit, gl, narrow.fn, halves.fn))
+
+
+@gluon.constexpr_function
+def products(C):
+    """The registers of products ``[4, ROWS, ..]``: each warp has keys and 16 rows of its own."""
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, C.ROWS // 16, 1], instr_shape=[1, 16, 8])
+
+
+@gluon.constexpr_function
+def operand(index, C):
+    """The registers of the first (0) or second operand of products."""
+    return gl.DotOperandLayout(operand_index=index, parent=products(C), k_width=2)
+
+
+@gluon.constexpr_function
+def rows_layout(C):
+    """The registers of a number for each row of products."""
+    return gl.SliceLayout(0, gl.SliceLayout(2, products(C)))
+
+
+@gluon.constexpr_function
+def results_layout(C):
+    """The registers of results ``[ROWS, W]``: a warp has whole rows."""
+    return gl.BlockedLayout([1, C.W // 32], [1, 32], [C.ROWS // 4, 1], [1, 0])
 
 
 @gluon.jit
@@ -62,12 +80,6 @@ def find_item(program, lens, lens_stride, batches, groups, splits, max_keys, C: 
     return batch.to(gl.int64), group * C.HEADS, split, lo, hi, num_keys
 
 
-@gluon.constexpr_function
-def results_layout(W):
-    """The registers of results ``[16, W]``: a warp has whole rows."""
-    return gl.BlockedLayout([1, W // 32], [1, 32], [4, 1], [1, 0])
-
-
 @gluon.jit
 def rows_of(r, C: gl.constexpr):
     """Row of the tile -> its KV head (counted from the first), new token, query head of the KV head."""
@@ -77,11 +89,12 @@ def rows_of(r, C: gl.constexpr):
 
 @gluon.jit
 def load_rows(q, q_strides, batch, kv_head, tokens, odd: gl.constexpr, C: gl.constexpr):
-    """Query rows ``[16, W]``, of pairs the even or odd columns; rows that do not exist are 0. ``tokens``: new ones, or
-    None for those of C.
+    """Query rows ``[ROWS, W]``, of pairs the even or odd columns; rows that do not exist are 0. ``tokens``: new ones,
+    or None for those of C.
     """
-    r = gl.arange(0, 16, layout=Q_ROWS)
-    c = gl.arange(0, C.W, layout=Q_COLS)
+    OF_Q: gl.constexpr = gl.SliceLayout(0, operand(0, C))
+    r = gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, OF_Q))
+    c = gl.arange(0, C.W, layout=gl.SliceLayout(0, OF_Q))
     kv, token, head = rows_of(r, C)
     at = batch * q_strides.batch + token * q_strides.token + ((kv_head + kv) * C.GROUP + head) * q_strides.head
     cols = 2 * c + odd if C.PAIRS else c
@@ -93,8 +106,10 @@ def load_rows(q, q_strides, batch, kv_head, tokens, odd: gl.constexpr, C: gl.con
 
 @gluon.jit
 def of_every_warp(q, C: gl.constexpr):
-    """The A operand ``[4, 16, W]`` that all warps have."""
-    return gl.convert_layout(gl.expand_dims(q, 0).broadcast_to([4, 16, C.W]), A)
+    """The A operand ``[4, ROWS, W]`` that all warps have."""
+    R: gl.constexpr = C.ROWS
+    W: gl.constexpr = C.W
+    return gl.convert_layout(gl.expand_dims(q, 0).broadcast_to([4, R, W]), operand(0, C))
 
 
 @gluon.jit
@@ -112,24 +127,27 @@ def load_block(dk, dv, k_box, v_box, bar, b, found, key, kv_head, C: gl.constexp
 
 
 @gluon.jit
-def as_sums(ring, W: gl.constexpr):
-    """The beginning of shared memory as sums ``[4, 16, W]`` float32: of all warps at once, and of each."""
+def as_sums(ring, C: gl.constexpr):
+    """The beginning of shared memory as sums ``[4, ROWS, W]`` float32: of all warps at once, and of each."""
     LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0])
     EACH: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
-    return view_as(ring, gl.float32, [4, 16, W], LAYOUT), view_as(ring, gl.float32, [4, 16, W], EACH)
+    R: gl.constexpr = C.ROWS
+    W: gl.constexpr = C.W
+    return view_as(ring, gl.float32, [4, R, W], LAYOUT), view_as(ring, gl.float32, [4, R, W], EACH)
 
 
 @gluon.jit
-def as_tops(ring):
-    """The beginning of shared memory as maxima and sums of rows: of all warps at once ``[2, 4, 16]``, and of each."""
+def as_tops(ring, C: gl.constexpr):
+    """The beginning of shared memory as maxima and sums of rows: of all warps at once ``[2, 4, ROWS]``, and of each."""
     LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     EACH: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return view_as(ring, gl.float32, [2, 4, 16], LAYOUT), view_as(ring, gl.float32, [8, 16], EACH)
+    R: gl.constexpr = C.ROWS
+    return view_as(ring, gl.float32, [2, 4, R], LAYOUT), view_as(ring, gl.float32, [8, R], EACH)
 
 
 @gluon.jit
 def largest(tops, OUT: gl.constexpr):
-    """The largest score ``[16]`` of each row."""
+    """The largest score ``[ROWS]`` of each row."""
     top = tops.index(0).load(gl.SliceLayout(1, OUT))
     for w in gl.static_range(1, 4):
         top = gl.maximum(top, tops.index(w).load(gl.SliceLayout(1, OUT)))
@@ -137,10 +155,12 @@ def largest(tops, OUT: gl.constexpr):
 
 
 @gluon.jit
-def add_warps(each, tops, top, W: gl.constexpr, OUT: gl.constexpr):
-    """The warps' row sums ``[16]`` and sums ``[16, W]``, put together relative to ``top``."""
-    total = gl.zeros([16], gl.float32, layout=gl.SliceLayout(1, OUT))
-    o = gl.zeros([16, W], gl.float32, layout=OUT)
+def add_warps(each, tops, top, C: gl.constexpr, OUT: gl.constexpr):
+    """The warps' row sums ``[ROWS]`` and sums ``[ROWS, W]``, put together relative to ``top``."""
+    R: gl.constexpr = C.ROWS
+    W: gl.constexpr = C.W
+    total = gl.zeros([R], gl.float32, layout=gl.SliceLayout(1, OUT))
+    o = gl.zeros([R, W], gl.float32, layout=OUT)
     for w in gl.static_range(4):
         weight = gl.exp2(tops.index(w).load(gl.SliceLayout(1, OUT)) - top)
         total += weight * tops.index(4 + w).load(gl.SliceLayout(1, OUT))

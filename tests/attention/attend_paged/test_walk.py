@@ -141,7 +141,7 @@ def test_the_public_call(backend: str) -> None:
 @pytest.mark.parametrize("options, words", [
     ({"balanced": 1}, "balanced is 1: must be True or False"),
     ({"balanced": True, "num_splits": 2}, "num_splits with balanced=True"),
-    ({"balanced": True, "backend": "hopper"}, "backend is 'hopper' with 5 new tokens of 4 query heads"),
+    ({"balanced": True, "backend": "hopper", "softcap": 3.0}, "backend is 'hopper' with softcap: must be"),
     ({}, "q has 5 new tokens a sequence: must be 1 to 4"),
 ])
 def test_bad_calls(options: dict[str, Any], words: str) -> None:

@@ -53,7 +53,8 @@ def attend_paged(
     backend      "auto": the emulator for NumPy arrays, the Triton kernels for torch tensors (interpreted on the CPU);
                  on sm_90 the Gluon kernel for what it can do, where ``max_seqlen_q`` says that no sequence has more
                  than 16 rows of a KV head; "reference" (float64), "emulator", "triton"; "hopper": the Gluon kernel (its
-                 emulator where the arrays are not on a GPU), ValueError for what it cannot do
+                 emulator where the arrays are not on a GPU) for sequences of up to 32 rows, ValueError for what it
+                 cannot do
     arch         the machine that is emulated: "sm_80", "sm_90", or "gfx950" with D = Dv of 64, 128, 256 or 512
     arithmetic   of the emulator: "float32", or "chip", provisional
     check        look at the values of seq_lens, block_table and cu_seqlens_q, and whether the plan was made of them.

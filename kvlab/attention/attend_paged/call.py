@@ -64,7 +64,7 @@ class AttendPaged(PlannedCall, PrefillCall):
         problem, emulated = ragged_problem(q, k_cache, v_cache, table, starts), None
         few = replace(problem, tokens=min(self.longest, max(1, FEW_ROWS // problem.group)))  # of the first walk
         lacks = hopper_lacks(q, k_cache, v_cache, few, self.features, FEW_ROWS) or self.lacks_ring()
-        chosen, reason, hopper = choose_with_hopper(q, self.backend, lacks, hopper_declined(problem), SUPPORTED)
+        chosen, reason, hopper = choose_with_hopper(q, self.backend, lacks, hopper_declined(few), SUPPORTED)
         if chosen == "emulator" and hopper:
             emulated = "sm_90"
         elif chosen == "emulator":

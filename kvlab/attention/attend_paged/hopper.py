@@ -76,7 +76,7 @@ def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.c
     team, kv_head, begin, until, first_item, last_item = walked
     q_ptr, q_strides = queries  #- launch
     o_ptr, o_strides, lse_ptr, lse_strides, part_ptr, part_lse_ptr = results  #- launch
-    OUT: gl.constexpr = results_layout(C)
+    OUT: gl.constexpr = results_layout(C.ROWS, C.W)
     D: gl.constexpr = 2 * C.W if C.PAIRS else C.W
     done = 0
     for item in range(first_item, last_item):

@@ -13,6 +13,7 @@ from kvlab.attention.features.intervals import UNLIMITED, host, window_interval
 from kvlab.attention.hopper.choice import machine_lacks
 from kvlab.attention.machines.gpu import target_of
 from kvlab.attention.mha_decode.config import DecodeProblem
+from kvlab.attention.mha_decode.hopper_config import ROWS as HOPPER_ROWS
 from kvlab.attention.schedule.config import (
     MOST_COST,
     MOST_UNITS,
@@ -57,8 +58,8 @@ def plan(
     q_heads, kv_heads   query heads, a multiple of KV heads
     head_dim, itemsize  elements of a row of K or V, the longer one, and their bytes: rows of a tile, and how many keys
                 the beginning of a unit takes as long as
-    programs    that run at once; by default what the GPU, or an H100, has room for; on sm_90, of layers that Hopper's
-                kernel can take (as many as a layer with a softcap, say, are too few: it is slower by a fifth)
+    programs    that run at once; by default what the GPU, or an H100, has room for. On sm_90 they are those of Hopper's
+                kernel where it has the sizes: a layer whose features it lacks is slower with them by a fifth
     unit        key blocks of a unit, counted from the first that its rows see, so that the cuts of a sequence depend on
                 its own length alone; by default units end where a program has its share. To look at: no call takes it
                 but that of batch_invariant
@@ -97,7 +98,7 @@ def plan(
             problem, longest, processors=target.processors, arch=target.arch, shared=target.shared,
             batch_invariant=batch_invariant,
         )
-        plain = (interval.left, interval.right) == (UNLIMITED, 0)
+        plain = (interval.left, interval.right) == (UNLIMITED, 0) and problem.group * longest <= HOPPER_ROWS
         if on_gpu(seq_lens) and plain and machine_lacks(seq_lens) is None:
             walks = with_rings(walks, problem, longest, target.processors)
         configs = [replace(walk.schedule, **given) for walk in walks.walks]

@@ -76,9 +76,9 @@ def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr)
     features, numbers, scale_log2, _ = terms  #- launch
     R: gl.constexpr = C.ROWS
     W: gl.constexpr = C.W
-    MMA: gl.constexpr = products(C)
-    B: gl.constexpr = operand(1, C)
-    ROWS: gl.constexpr = rows_layout(C)
+    MMA: gl.constexpr = products(R)
+    B: gl.constexpr = operand(1, R)
+    ROWS: gl.constexpr = rows_layout(R)
     KEYS: gl.constexpr = C.BN // 4
     q = load_rows(q_ptr, q_strides, batch, kv_head, tokens, 0, C)
     kv, token, head = rows_of(gl.arange(0, R, layout=ROWS), C)
@@ -142,14 +142,14 @@ def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr)
             o_odd = o_odd * gl.expand_dims(alpha, 2)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         if C.PAIRS:
-            weights = gl.convert_layout(p.to(gl.float16), operand(0, C))
+            weights = gl.convert_layout(p.to(gl.float16), operand(0, R))
             v_even, v_odd = halves(v, True)
             o = mma_v2(weights, v_even, o)
             o_odd = mma_v2(weights, v_odd, o_odd)
         else:
-            o = mma_v2(gl.convert_layout(p.to(v.dtype), operand(0, C)), v, o)
+            o = mma_v2(gl.convert_layout(p.to(v.dtype), operand(0, R)), v, o)
     #: together -> top, total    the warps' maxima and sums, through shared memory that nobody reads any more
-    OUT: gl.constexpr = results_layout(C)
+    OUT: gl.constexpr = results_layout(C.ROWS, C.W)
     sums, each = as_sums(left, C)
     tops, top_of = as_tops(tops_left, C)
     meet()
@@ -173,7 +173,7 @@ def other_columns(o_odd, smem, top, C: gl.constexpr):
     meet()
     sums.store(o_odd)
     meet()
-    _, o_odd = add_warps(each, top_of, top, C, results_layout(C))
+    _, o_odd = add_warps(each, top_of, top, C, results_layout(C.ROWS, C.W))
     return o_odd
 
 
@@ -205,7 +205,7 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
     unit = batch, kv_head, lo, hi, num_keys
     o, o_odd, top, total = attend_keys(unit, None, places, (full, free), queries, terms, 0, C)
     #: store    an empty split leaves its partial output alone
-    OUT: gl.constexpr = results_layout(C)
+    OUT: gl.constexpr = results_layout(C.ROWS, C.W)
     kv, token, head = rows_of(gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, OUT)), C)
     sees = num_keys - C.TOKENS + 1 + token > lo
     some, lse, l = normalise(top, total, batch, kv_head, kv, terms, C)

@@ -18,27 +18,27 @@ globals().update(compiled(gluon.jit, gl, narrow.fn, halves.fn))
 
 
 @gluon.constexpr_function
-def products(C):
+def products(rows):
     """The registers of products ``[4, ROWS, ..]``: each warp has keys and 16 rows of its own."""
-    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, C.ROWS // 16, 1], instr_shape=[1, 16, 8])
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, rows // 16, 1], instr_shape=[1, 16, 8])
 
 
 @gluon.constexpr_function
-def operand(index, C):
+def operand(index, rows):
     """The registers of the first (0) or second operand of products."""
-    return gl.DotOperandLayout(operand_index=index, parent=products(C), k_width=2)
+    return gl.DotOperandLayout(operand_index=index, parent=products(rows), k_width=2)
 
 
 @gluon.constexpr_function
-def rows_layout(C):
+def rows_layout(rows):
     """The registers of a number for each row of products."""
-    return gl.SliceLayout(0, gl.SliceLayout(2, products(C)))
+    return gl.SliceLayout(0, gl.SliceLayout(2, products(rows)))
 
 
 @gluon.constexpr_function
-def results_layout(C):
-    """The registers of results ``[ROWS, W]``: a warp has whole rows."""
-    return gl.BlockedLayout([1, C.W // 32], [1, 32], [C.ROWS // 4, 1], [1, 0])
+def results_layout(rows, columns):
+    """The registers of results: a warp has whole rows."""
+    return gl.BlockedLayout([1, columns // 32], [1, 32], [rows // 4, 1], [1, 0])
 
 
 @gluon.jit
@@ -92,7 +92,7 @@ def load_rows(q, q_strides, batch, kv_head, tokens, odd: gl.constexpr, C: gl.con
     """Query rows ``[ROWS, W]``, of pairs the even or odd columns; rows that do not exist are 0. ``tokens``: new ones,
     or None for those of C.
     """
-    OF_Q: gl.constexpr = gl.SliceLayout(0, operand(0, C))
+    OF_Q: gl.constexpr = gl.SliceLayout(0, operand(0, C.ROWS))
     r = gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, OF_Q))
     c = gl.arange(0, C.W, layout=gl.SliceLayout(0, OF_Q))
     kv, token, head = rows_of(r, C)
@@ -109,7 +109,7 @@ def of_every_warp(q, C: gl.constexpr):
     """The A operand ``[4, ROWS, W]`` that all warps have."""
     R: gl.constexpr = C.ROWS
     W: gl.constexpr = C.W
-    return gl.convert_layout(gl.expand_dims(q, 0).broadcast_to([4, R, W]), operand(0, C))
+    return gl.convert_layout(gl.expand_dims(q, 0).broadcast_to([4, R, W]), operand(0, C.ROWS))
 
 
 @gluon.jit

@@ -165,17 +165,19 @@ def test_a_plan_of_other_tiles_is_not_walked() -> None:
         mha_decode_paged(*x.arrays, plan=step, backend="hopper")
 
 
-@pytest.mark.parametrize("options, found", [
-    ({}, ("hopper", "torch tensors on sm_90", 264)),
-    ({"softcap": 3.0}, ("triton", "not the Hopper kernel: softcap", 396)),
-    ({"batch_invariant": True}, ("triton", "not the Hopper kernel: batch_invariant=True", 396)),
+@pytest.mark.parametrize("S, options, found", [
+    (1, {}, ("hopper", "torch tensors on sm_90", 264)),
+    (4, {}, ("hopper", "torch tensors on sm_90", 264)),
+    (8, {}, ("triton", "not the Hopper kernel: 32 rows of a KV head: tiles of 32 have not been timed", 396)),
+    (1, {"softcap": 3.0}, ("triton", "not the Hopper kernel: softcap", 396)),
+    (1, {"batch_invariant": True}, ("triton", "not the Hopper kernel: batch_invariant=True", 396)),
 ])
 def test_when_auto_takes_it(
-    options: dict[str, Any], found: tuple[str, str, int], monkeypatch: pytest.MonkeyPatch
+    S: int, options: dict[str, Any], found: tuple[str, str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rests on measured times (benchmarks/NOTES.md): two programs an SM by Hopper's kernel, three by the portable."""
     as_if_on(monkeypatch, "sm_90")
-    x = Case((40, 3), heads=(16, 4), D=128).build()
+    x = Case((40, 3), heads=(16, 4), D=128, S=S).build()
     told = explain(mha_decode_paged, *x.torch(), balanced=True, **options)
     assert (told.backend, told.grid) == (found[0], (found[2],))
     assert found[1] in told.reason

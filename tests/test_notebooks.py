@@ -1,7 +1,7 @@
 """Every notebook: its two files say the same, carry no outputs, and run from a fresh kernel without an error.
 
-The answers of a notebook's questions are filled in here, so that its own checks judge them: each must say "Right.". The
-course's answers rest on the notebooks' own objects.
+The course's answers are filled in, so that its own marks judge them: each must say "Right.". They rest on the notebooks'
+own objects.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from notebook_truths import TRUTHS
 
+from kvlab.exercises import solve
 from kvlab.exercises.course import QUESTIONS
 from kvlab.exercises.question import same
 
@@ -22,39 +23,7 @@ nbformat = pytest.importorskip("nbformat")
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("[0-9]*.py"))
 
-# Right answers, as a reader would write them, in the order of the questions.
-ANSWERS = {
-    "00_start_here": ["key_bytes = 128", "group = 3", "pages = 19"],
-    "01_follow_one_token": ["slot = 9", "address = 1168", "lanes = [4, 5, 6, 7]"],
-    "02_layouts": [
-        "offset = 389", "numbers = 1273", "columns = [4, 12]", "start = 40", 'transposed = "(32,8):(1,40)"',
-    ],
-    "03_swizzles_and_banks": [
-        "passes = 2", "sent_to = 416", "middle = 3", "def place(row, vector):\n    return vector ^ row // 2 % 4",
-    ],
-    "04_fragments": ["holder = 10", "addresses = lane * 16", "element = (9, 12)", "base_offset = 5", "amd_holder = 19"],
-    "05_tma": ["longest = 16", "zero_rows = 4", "byte = 2048 + 128", "expected = 2048"],
-    "06_kv_caches": ["page_and_slot = (7, 8)", "distance = -20224", "nbytes = 272", "row = 101"],
-    "07_kv_buffer": ["byte = 5440", "saved = 12", "who = 1", "columns = (0, 31)", 'works = "None"', "key = 17"],
-    "08_kv_mma_op": [
-        "key_and_depth = (50, 8)",
-        "mmas = 16",
-        "v_keys = [0, 1, 2, 3, 8, 9, 10, 11]",
-        "warp_keys = (64, 95)",
-    ],
-    "09_mha_decode": ["rows = 3", "nbytes = 230_400", "working = 3", "sharing = 36"],
-    "10_mha_prefill": ["loaded = 11", "k_rows = 683", "empty = 3"],
-    "11_mla": ["factor = 71", "nbytes = 267_904", "more = 384"],
-    "12_fp8_kv": ["stored = 18", "nbytes = 136", "x = -18"],
-    "13_on_the_chip": ["byte = 752", "place = (10, 2)", "passes = 16", "nbytes = 8_388_608"],
-    "16_in_your_stack": ["slot = 84", "together = 5", "nbytes = 80"],
-}
-
 pytestmark = pytest.mark.parametrize("source", SOURCES, ids=[path.stem for path in SOURCES])
-
-
-def _questions(notebook: Any) -> list[Any]:
-    return [cell for cell in notebook.cells if "question" in cell.metadata.get("tags", [])]
 
 
 def _printed(notebook: Any) -> str:
@@ -71,7 +40,9 @@ def test_the_ipynb_is_its_source_without_outputs(source: Path) -> None:
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in paired.cells)
 
 
-def test_it_runs_as_it_is_and_with_the_right_answers(source: Path, run_notebook: Callable[[Any], None]) -> None:
+def test_it_runs_as_it_is_and_with_the_right_answers(
+    source: Path, tmp_path: Path, run_notebook: Callable[[Any], None]
+) -> None:
     """Without answers no hint is printed; with them, the notebook's own objects say the same as the course."""
     notebook, names = jupytext.read(source), list(TRUTHS[source.stem])
     assert len(names) >= 3, "a notebook asks the reader at least three questions"
@@ -79,9 +50,8 @@ def test_it_runs_as_it_is_and_with_the_right_answers(source: Path, run_notebook:
     printed = _printed(notebook)
     assert printed.count("No answer yet:") == len(names)
     assert not [text for name in names for text in QUESTIONS[name].hints if text in printed]
-    answered = jupytext.read(source)
-    for cell, answer in zip(_questions(answered), ANSWERS[source.stem], strict=True):
-        cell.source = answer
+    assert solve(source.with_suffix(".ipynb"), tmp_path / "solved.ipynb") == [name for name in QUESTIONS if name in names]
+    answered = nbformat.read(tmp_path / "solved.ipynb", as_version=4)
     for cell in answered.cells:
         for name in [one for one in names if f'ask("{one}"' in cell.source and not callable(QUESTIONS[one].answer)]:
             cell.source += f"{TRUTHS[source.stem][name]}import numpy as np\n"

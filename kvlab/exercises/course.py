@@ -54,6 +54,7 @@ QUESTIONS = {
     "02.transposed": Question(
         padded_transpose, ["Which comes first, and which of the two has the step of 1?",
                            "The shape is (32,8); a row further is 40 numbers further."],
+        solution='transposed = "(32,8):(1,40)"',
     ),
     # 3. Swizzles and banks
     "03.passes": Question(2, ["Which banks do lanes 0 and 16 use?"],
@@ -70,6 +71,7 @@ QUESTIONS = {
         narrow_swizzle, ["How many rows of 64 bytes make one row of the 32 banks?",
                          "Two rows share a row of the banks, so neighbours may keep the same order.",
                          "XOR the vector with the pair of rows it is in, modulo 4."],
+        solution="def place(row, vector):\n    return vector ^ row // 2 % 4",
     ),
     # 4. Fragments
     "04.holder": Question(10, ["Row 10 belongs to the same lanes as row 2.",

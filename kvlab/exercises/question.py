@@ -28,6 +28,7 @@ class Question:
     answer    what is right: a number, a text, or a sequence; or a judge of what a reader builds, a function that takes
               the answer and says what is wrong with it, "" where nothing is
     hints     from the gentlest to the plainest
+    solution  the code of an answer that a judge takes
     mistakes  (wrong answer, what it is the answer of) for those that readers give, as elements for bytes
 
     >>> rows = Question(64, ["A row is a token."], [(128, "these are bytes: a number has two")])
@@ -38,6 +39,7 @@ class Question:
     answer: Any
     hints: Sequence[str]
     mistakes: Sequence[tuple[Any, str]] = ()
+    solution: str = ""
 
     def verdict(self, answer: Any) -> str:
         """Words for an answer: "Right.", or that it is not it, and what it is if it is a mistake with a name."""

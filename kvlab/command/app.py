@@ -21,7 +21,7 @@ PASSED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option
 
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of words.")]
 Text = Annotated[str, typer.Argument(help="CuTe, TTGIR, Gluon, hex, ..., 64x128; -: the standard input.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", "-d", help="Of an element: bf16, f16, f32, e4m3, i8, ...")]
+Dtype = Annotated[str | None, typer.Option("--dtype", "-d", help="Of an element: bf16, f16, f32, fp8e4m3, int8, ...")]
 Access = Annotated[str | None, typer.Option("--access", "-a", help="ldmatrix.x4, stmatrix.x2.trans, wgmma, ...")]
 Arch = Annotated[str, typer.Option("--arch", help="Whose banks: sm_80 to sm_120, gfx942, gfx950, ...")]
 Shape = Annotated[str | None, typer.Option("--shape", help="Of the tile, where an encoding is given: 64x64.")]
@@ -62,7 +62,7 @@ def draw(
 
 @app.command()
 def conflicts(
-    text: Text, dtype: Annotated[str, typer.Option("--dtype", "-d", help="Of an element: bf16, f16, f32, e4m3, ...")],
+    text: Text, dtype: Annotated[str, typer.Option("--dtype", "-d", help="Of an element: bf16, f16, fp8e4m3, ...")],
     access: Annotated[str, typer.Option("--access", "-a", help="ldmatrix.x4, stmatrix.x2.trans, wgmma, ...")],
     shape: Shape = None, arch: Arch = "sm_90", swizzle_unit: Unit = None,
     proof: Annotated[bool, typer.Option("--proof", help="List every candidate that was counted.")] = False,
@@ -182,12 +182,17 @@ def doctor(
     answer.give(json)
 
 
-@app.command(context_settings=PASSED)
-def demo(context: typer.Context) -> None:
-    """Decode 8 steps of a real language model with every sibling and write a page; options of python -m kvlab.demo."""
+@app.command()
+def demo(
+    source: Annotated[Path | None, typer.Option("--input", metavar="FILE.npz", help="Your own q, k, v.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="For index.html.")] = Path("demo"),
+    page_size: Annotated[int, typer.Option("--page-size", min=1, help="Tokens of a page.")] = 16,
+) -> None:
+    """Decode 8 steps of a real language model with every sibling and write a page. Siblings apart end it with 1."""
     from kvlab.demo.__main__ import main
 
-    raise typer.Exit(main(context.args))
+    given = [] if source is None else ["--input", str(source)]
+    raise typer.Exit(main([*given, "--output", str(output), "--page-size", str(page_size)]))
 
 
 @app.command(context_settings=PASSED)

@@ -182,8 +182,9 @@ def test_what_lies_beside_the_package_is_run_with_its_arguments(kvlab, monkeypat
 def test_the_demo_is_that_of_its_module(kvlab, monkeypatch):
     seen = []
     monkeypatch.setattr("kvlab.demo.__main__.main", lambda argv: seen.append(argv) or 1)
-    assert kvlab("demo", "--page-size", "4")[0] == 1
-    assert seen == [["--page-size", "4"]]
+    assert kvlab("demo", "--page-size", "4", "--input", "mine.npz")[0] == 1
+    assert seen == [["--input", "mine.npz", "--output", "demo", "--page-size", "4"]]
+    assert kvlab("demo", "--page-size", "0")[0] == 2
 
 
 def test_the_shell_completes():

@@ -211,7 +211,11 @@ X4 = "ldmatrix.x4"
         (best_swizzle, {"tile": SwizzledSharedLayout(1, 1, 1, ORDER), "access": X4}, "shape is None: must be the"),
         (best_swizzle, {"tile": (16, 16), "access": ("mv", MMA)}, "access is .*: must be a matrix instruction"),
         (best_swizzle, {"tile": (16, 16), "access": Layout("(8,4):(1,8)")}, "8 threads: must be whole warps of 32"),
-        (best_swizzle, {"tile": (8, 8), "access": Layout("(32,4):(1,32)")}, "outside the tile of 8 x 8"),
+        (best_swizzle, {"tile": (8, 8), "access": Layout("(32,4):(1,32)")}, "0 to 127 outside the tile of 8 x 8"),
+        (best_swizzle, {"tile": (8, 8), "access": Layout("(32,2):(-1,32)")}, "-31 to 32 outside the tile of 8 x 8"),
+        (best_swizzle, {"tile": (16, 16), "access": ("ldmatrix.x4", 0, 0)}, r"are \(\): must be \[..., 32\] lanes"),
+        (best_swizzle, {"tile": (1 << 14, 1 << 12), "access": X4}, "67108864 elements: must be at most 4194304"),
+        (best_swizzle, {"tile": (16, 16), "access": X4, "base": 1.5}, "base is 1.5: must be an integer"),
         (
             best_swizzle,
             {"tile": ComposedLayout(Layout.row_major(16, 16), Swizzle(1, 4, 3, "byte")), "access": X4},

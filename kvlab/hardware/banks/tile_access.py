@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvlab.common.checks import integers, shown
+from kvlab.common.checks import count, integers, require, shown
 from kvlab.hardware._arrays import IntArray
 from kvlab.hardware.arch import Arch
 from kvlab.hardware.instructions import INSTRUCTIONS, get_instruction
@@ -17,6 +17,8 @@ from kvlab.layout.encodings import Encoding, SharedEncoding
 from .count import count_wavefronts, wavefronts
 from .wavefront import Wavefronts
 
+MOST = 1 << 22
+"""Elements of a tile whose addresses are made at once."""
 WIDEST = 16
 """Bytes that a lane moves with one instruction at most."""
 PANELS = {128: 3, 64: 2, 32: 1, 16: 0}
@@ -110,6 +112,7 @@ class PlacedTile:
 
 def tile_of(tile: Any, size: int, arch: Arch, base: int, shape: Any) -> PlacedTile:
     """The tile as it is given, from byte ``base`` on. ``shape`` is an encoding's; other tiles have their own."""
+    base = count("base", base)
     if isinstance(tile, SharedEncoding):
         if shape is None:
             raise ValueError(f"shape is None: must be the (rows, columns) of the tile of {tile}")
@@ -120,6 +123,7 @@ def tile_of(tile: Any, size: int, arch: Arch, base: int, shape: Any) -> PlacedTi
     if shape is not None:
         raise ValueError(f"shape is {shown(shape)}: must be None, {shown(tile)} has a shape of its own")
     layout = layout_of(tile)
+    require(layout.size <= MOST, f"tile is {layout}, {layout.size} elements", f"at most {MOST}")
     rows, columns = (mode.size for mode in layout.modes)
     linear = (layout(np.arange(rows)[:, None], np.arange(columns)) + _start(tile)) * size + base
     if isinstance(tile, ComposedLayout) and tile.outer is not None:
@@ -176,6 +180,8 @@ def _access(access: Any, tile: PlacedTile) -> Access:
     name = access[0]
     row, column = np.broadcast_arrays(*(integers("access", part) for part in access[1:]))
     get_instruction(name, tile.arch)
+    if row.ndim < 1 or row.shape[-1] != tile.arch.warp_size:
+        raise ValueError(f"access {name}: rows and columns are {row.shape}: must be [..., {tile.arch.warp_size}] lanes")
     rows, columns = tile.address.shape
     if row.size and (min(row.min(), column.min()) < 0 or row.max() >= rows or column.max() >= columns):
         raise ValueError(f"access {name}: rows or columns outside the tile of {rows} x {columns}")
@@ -247,8 +253,9 @@ def _held(layout: Any, tile: PlacedTile) -> tuple[IntArray, IntArray]:
             raise ValueError(f"access is {layout}: must be a thread-value layout of two modes, threads and values")
         threads, values = (mode.size for mode in layout.modes)
         place = np.asarray(layout(np.arange(threads)[:, None], np.arange(values)), np.int64)
-        if place.size and place.max() >= rows * columns:
-            raise ValueError(f"access {layout}: places up to {place.max()} outside the tile of {rows} x {columns}")
+        if place.size and not (0 <= place.min() and place.max() < rows * columns):
+            reach = f"places {place.min()} to {place.max()}"
+            raise ValueError(f"access {layout}: {reach} outside the tile of {rows} x {columns}")
         column, row = np.divmod(place, rows)
     else:
         if isinstance(layout, SharedEncoding) or not isinstance(layout, Encoding | LinearLayout):

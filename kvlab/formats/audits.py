@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ CHUNK = 1 << 20
 """Elements that are looked at together: few enough for a cache of the CPU."""
 _NOT_FINITE = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80, "e4m3": 0x7F, "e5m2": 0x7C, "e8m0": 0xFF}
 """The least code, without its sign, that is no finite number."""
+_NO_INFINITY = ("e4m3", "e8m0")
 KEPT = ("layer", "page", "slot")
 _Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -57,7 +59,7 @@ class Audit(Drawn):
     """Answer of :func:`audit`: true where nothing is wrong.
 
     flaws     the first of each kind
-    counts    how many there are of each kind
+    counts    how many there are of each kind; of values the slots of a field that have some
     used      slots that hold a token: bool ``[pages, slots]``; ``owners``: how many sequences have each page
 
     >>> found = audit(np.ones((4, 2, 1, 8), np.float16), [[1, 3]], [3])
@@ -92,11 +94,15 @@ class _Found:
         self.flaws: list[Flaw] = []
         self.counts: dict[str, int] = {}
 
-    def add(self, kind: str, words: str, index: Mapping[str, int], field: str = "", number: int = 1) -> None:
-        """Count a flaw, and list it if it is among the first of its kind."""
-        self.counts[kind] = self.counts.get(kind, 0) + number
-        if sum(flaw.kind == kind for flaw in self.flaws) < SHOWN:
-            self.flaws.append(Flaw(kind, words, {axis: int(at) for axis, at in index.items()}, field))
+    def add(self, kind: str, places: np.ndarray[Any, Any], name: Callable[..., tuple[str, Mapping[str, int]]],
+            field: str = "") -> None:
+        """Count the flaws at ``places`` ``[n, axes]``, and list the first of a kind: ``name`` gives words and index."""
+        if len(places):
+            self.counts[kind] = self.counts.get(kind, 0) + len(places)
+            room = SHOWN - sum(flaw.kind == kind for flaw in self.flaws)
+            for place in places[: max(room, 0)].tolist():
+                words, index = name(*place)
+                self.flaws.append(Flaw(kind, words, {axis: int(at) for axis, at in index.items()}, field))
 
 
 def audit(
@@ -127,6 +133,8 @@ def audit(
     made = _format_of(cache) if format is None else format
     flat = as_bytes(cache, "cache")
     require(flat.size == made.nbytes, f"cache has {flat.size} bytes", f"{made.nbytes}, as the format has")
+    low, high = scale_range
+    require(0 <= low < high, f"scale_range is {scale_range}", "two magnitudes, the smaller first")
     pages, slots = made.sizes.get("page", 1), made.sizes.get("slot", 1)
     found = _Found()
     used, owners = _look_at_table(found, table, lengths, pages, slots, shared_prefix, padding)
@@ -166,38 +174,51 @@ def _look_at_table(
     fits = entries.ndim == 2 and tokens.shape == entries.shape[:1]
     require(fits, f"table has shape {entries.shape}, lengths {tokens.shape}", "[sequences, columns] and [sequences]")
     most = entries.shape[1] * slots
-    for row in np.flatnonzero((tokens < 0) | (tokens > most)).tolist():
-        words = f"lengths[{row}] is {tokens[row]}: the table has pages for {most} tokens"
-        found.add("length", words, {"sequence": row})
-    tokens = np.clip(tokens, 0, most)
-    column = np.arange(entries.shape[1])
-    mine = column < -(-tokens[:, None] // slots)
-    exists = (entries >= 0) & (entries < pages)
-    for row, at in np.argwhere(mine & ~exists).tolist():
+
+    def beyond(row: int) -> tuple[str, dict[str, int]]:
+        return f"lengths[{row}] is {tokens[row]}: the table has pages for {most} tokens", {"sequence": row}
+
+    found.add("length", np.argwhere((tokens < 0) | (tokens > most)), beyond)
+    held, column = np.clip(tokens, 0, most), np.arange(entries.shape[1])
+    mine, exists = column < -(-held[:, None] // slots), (entries >= 0) & (entries < pages)
+
+    def nothing(row: int, at: int) -> tuple[str, dict[str, int]]:
         words = f"table[{row}, {at}] is {entries[row, at]}, none of the {pages} pages, and has tokens"
-        found.add("page", words, {"sequence": row, "column": at})
-    owned = np.argwhere(mine & exists)
-    holds = entries[mine & exists]
+        return words, {"sequence": row, "column": at}
+
+    found.add("page", np.argwhere(mine & ~exists), nothing)
+    owned, holds = np.argwhere(mine & exists), entries[mine & exists]
     owners = np.bincount(holds, minlength=pages)
-    full = (column + 1) * slots <= tokens[:, None]
-    for page in np.flatnonzero(owners > 1).tolist():
-        who = owned[holds == page].tolist()
-        same = all(
-            full[row, at] and at == who[0][1] and np.array_equal(entries[row, :at], entries[who[0][0], :at])
-            for row, at in who
-        )
-        if not (shared_prefix and same):
-            said = " and ".join(f"table[{row}, {at}]" for row, at in who[:4]) + (" and others" if len(who) > 4 else "")
-            found.add("owners", f"page {page} has {len(who)} owners: {said}", {"page": page})
-    first = {page: owned[holds == page][0, 0] for page in np.unique(holds).tolist()}
-    stale = ~mine & exists & (entries != (-1 if padding is None else padding))
-    for row, at in np.argwhere(stale).tolist():
+    order = np.argsort(holds, kind="stable")
+    ends = np.cumsum(owners)
+
+    def who(page: int) -> np.ndarray[Any, Any]:
+        return owned[order[ends[page] - owners[page] : ends[page]]]
+
+    def same(page: int) -> bool:
+        rows, at = who(page)[:, 0], who(page)[:, 1]
+        alike = (at == at[0]).all() and (entries[rows, : at[0] + 1] == entries[rows[0], : at[0] + 1]).all()
+        return bool(alike and (held[rows] >= (at[0] + 1) * slots).all())
+
+    def several(page: int) -> tuple[str, dict[str, int]]:
+        said = " and ".join(f"table[{row}, {at}]" for row, at in who(page)[:4].tolist())
+        rest = " and others" if owners[page] > 4 else ""
+        return f"page {page} has {owners[page]} owners: {said}{rest}", {"page": page}
+
+    twice = np.flatnonzero(owners > 1)
+    if shared_prefix:
+        twice = np.array([page for page in twice.tolist() if not same(page)], np.int64)
+    found.add("owners", twice[:, None], several)
+
+    def stale(row: int, at: int) -> tuple[str, dict[str, int]]:
         page = int(entries[row, at])
-        whose = f"sequence {first[page]} has page {page}" if page in first else f"nobody has page {page}"
-        words = f"table[{row}, {at}] is {page}, behind the pages of {tokens[row]} tokens: {whose}"
-        found.add("tail", words, {"sequence": row, "column": at, "page": page})
+        whose = f"sequence {who(page)[0, 0]} has page {page}" if owners[page] else f"nobody has page {page}"
+        words = f"table[{row}, {at}] is {page}, behind the pages of {held[row]} tokens: {whose}"
+        return words, {"sequence": row, "column": at, "page": page}
+
+    found.add("tail", np.argwhere(~mine & exists & (entries != (-1 if padding is None else padding))), stale)
     used = np.zeros((pages, slots), np.bool_)
-    inside = np.minimum(tokens[owned[:, 0]] - owned[:, 1] * slots, slots)
+    inside = np.minimum(held[owned[:, 0]] - owned[:, 1] * slots, slots)
     np.logical_or.at(used, holds, np.arange(slots) < inside[:, None])
     return used, owners
 
@@ -248,9 +269,9 @@ def _merged(axes: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _reduced(field: Field, view: np.ndarray[Any, Any], how: Any) -> np.ndarray[Any, Any]:
     """``how`` of heads and dims: ``[layers, pages of the view, slots]``."""
-    kept = sum(max(len(field.of(axis)), 1) for axis in KEPT)
+    kept = view.shape[: sum(max(len(field.of(axis)), 1) for axis in KEPT)]
     layers, slots = (field.extent(axis) // max(field.group(axis), 1) for axis in ("layer", "slot"))
-    return how(view, axis=tuple(range(kept, view.ndim))).reshape(layers, -1, slots)
+    return how(view.reshape(*kept, -1), axis=-1).reshape(layers, -1, slots)
 
 
 def _look_at_field(
@@ -262,19 +283,32 @@ def _look_at_field(
     bits = field.type.bits if limit is not None else 8
     sign = (1 << (bits - 1)) - 1 if field.stored != "e8m0" else 255
     scratch = np.empty(0, f"<u{bits // 8}")
+    ones = scratch.dtype.type((1 << bits) - 1)
     for page, view in _views(plain, flat, bits, wanted):
+        mask = wanted[page:]
         if limit is None:
-            doubt = _reduced(plain, view, np.min) == POISON
-        else:
-            if scratch.size < view.size:
-                scratch = np.empty(view.size, scratch.dtype)
-            codes = np.bitwise_and(view, scratch.dtype.type(sign), out=scratch[: view.size].reshape(view.shape))
-            doubt = _reduced(plain, codes, np.max) >= limit
-        doubt &= wanted[page : page + doubt.shape[1]]
-        for layer, at, slot in np.argwhere(doubt).tolist():
-            _name(found, field, flat, (layer, page + at, slot))
-    if field.name.endswith("_scale") and field.stored != "e8m0":
+            unwritten = _reduced(plain, view, np.min) == ones
+            found.add("unwritten", _places(unwritten, mask, page), partial(_name, field, flat, "unwritten"), field.name)
+            continue
+        if scratch.size < view.size:
+            scratch = np.empty(view.size, scratch.dtype)
+        codes = np.bitwise_and(view, scratch.dtype.type(sign), out=scratch[: view.size].reshape(view.shape))
+        largest = _reduced(plain, codes, np.max)
+        if not len(_places(largest >= limit, mask, page)):
+            continue
+        unwritten, poison = _reduced(plain, view, np.min) == ones, _reduced(plain, view, np.max) == ones
+        endless = (largest == limit) & (field.stored not in _NO_INFINITY)
+        rest = (largest >= limit) & ~poison & ~unwritten
+        kinds = {"unwritten": unwritten, "poison": poison & ~unwritten, "nan": rest & ~endless, "inf": rest & endless}
+        for kind, which in kinds.items():
+            found.add(kind, _places(which, mask, page), partial(_name, field, flat, kind), field.name)
+    if field.name.endswith("_scale") and field.stored in _NOT_FINITE and field.stored != "e8m0":
         _look_at_scales(found, field, flat, wanted, scale_range)
+
+
+def _places(which: _Mask, mask: _Mask, page: int) -> np.ndarray[Any, Any]:
+    """Layer, page and slot of what is true of the slots in ``mask``: ``[n, 3]``."""
+    return np.argwhere(which & mask[: which.shape[1]]) + (0, page, 0)
 
 
 def _slots_of(field: Field, used: _Mask) -> _Mask:
@@ -284,28 +318,23 @@ def _slots_of(field: Field, used: _Mask) -> _Mask:
     return np.asarray(out.reshape(out.shape[0], -1, group).any(2))
 
 
-def _name(found: _Found, field: Field, flat: Bytes, where: tuple[int, int, int]) -> None:
-    """Name what is wrong in a slot of a field."""
+def _name(field: Field, flat: Bytes, kind: str, *where: int) -> tuple[str, dict[str, int]]:
+    """Words for what is wrong in a slot of a field, and where the first of it is."""
     codes, index = _codes_at(field, flat, where)
-    place = ", ".join(f"{axis} {at}" for axis, at in index.items())
-    raw = codes.reshape(-1).view(np.uint8)
-    if raw.size and (raw == (POISON if field.type.bits >= 8 else 15)).all():
-        found.add("unwritten", f"{field.name} of {place}: all bytes are {POISON:#x}", index, field.name)
-        return
-    if field.stored not in _NOT_FINITE:
-        return
-    value = field.type.numbers(codes)
-    bad = np.argwhere(~np.isfinite(value))
-    ones = codes == np.iinfo(codes.dtype).max
-    kind = "poison" if ones[tuple(bad[0])] else "inf" if np.isinf(value[tuple(bad[0])]) else "nan"
+    if kind == "unwritten":
+        return f"{field.name} of {_said(index)}: all bytes are {POISON:#x}", index
+    bad = np.argwhere(~np.isfinite(field.type.numbers(codes)))
     axes = [axis for axis in ("head", "dim") if axis in field.axes]
     index.update({axis: int(at) * field.group(axis) for axis, at in zip(axes, bad[0], strict=True)})
-    place = ", ".join(f"{axis} {at}" for axis, at in index.items())
     more = f", and {len(bad) - 1} more of the slot" if len(bad) > 1 else ""
-    found.add(kind, f"{field.name} of {place}{more}", index, field.name, len(bad))
+    return f"{field.name} of {_said(index)}{more}", index
 
 
-def _codes_at(field: Field, flat: Bytes, where: tuple[int, int, int]) -> tuple[np.ndarray[Any, Any], dict[str, int]]:
+def _said(index: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis} {at}" for axis, at in index.items())
+
+
+def _codes_at(field: Field, flat: Bytes, where: Sequence[int]) -> tuple[np.ndarray[Any, Any], dict[str, int]]:
     """Codes of a slot ``[heads, dims]``, of the axes that the field has, and where it is."""
     at = np.full((), field.base, np.int64)
     index: dict[str, int] = {}
@@ -325,18 +354,24 @@ def _codes_at(field: Field, flat: Bytes, where: tuple[int, int, int]) -> tuple[n
 def _look_at_scales(found: _Found, field: Field, flat: Bytes, wanted: _Mask, limits: tuple[float, float]) -> None:
     """Check the magnitudes of scales."""
     low, high = limits
-    for page, view in _views(field, flat, field.type.bits, wanted):
-        value = np.abs(field.type.numbers(np.ascontiguousarray(view)))
-        bad = np.isfinite(value) & ((value > high) | ((value < low) & (value > 0)))
-        doubt = _reduced(field, bad, np.any)
-        doubt &= wanted[page : page + doubt.shape[1]]
-        for layer, at, slot in np.argwhere(doubt).tolist():
-            codes, index = _codes_at(field, flat, (layer, page + at, slot))
-            number = np.abs(field.type.numbers(codes)).reshape(-1)
-            wrong = (number > high) | ((number < low) & (number > 0))
-            place = ", ".join(f"{axis} {i}" for axis, i in index.items())
-            words = f"{field.name} of {place} is {number[wrong][0]:g}, outside {low:g} to {high:g}"
-            found.add("scale", words, index, field.name, int(wrong.sum()))
+    kind, sign = field.type, (1 << (field.type.bits - 1)) - 1
+    # Without their signs codes of floats are in the order of their magnitudes.
+    least, most = (int(kind.codes([edge])[0]) for edge in limits)
+    least += float(kind.numbers(kind.codes([low]))[0]) < low
+    most -= float(kind.numbers(kind.codes([high]))[0]) > high
+
+    def wrong(codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        size = codes & codes.dtype.type(sign)
+        out = (size > most) & (size < _NOT_FINITE[field.stored])
+        return out | ((size < least) & (size > 0)) if least > 1 else out
+
+    def name(layer: int, page: int, slot: int) -> tuple[str, dict[str, int]]:
+        codes, index = _codes_at(field, flat, (layer, page, slot))
+        number = np.abs(kind.numbers(codes[wrong(codes)]))
+        return f"{field.name} of {_said(index)} is {number.flat[0]:g}, outside {low:g} to {high:g}", index
+
+    for page, view in _views(field, flat, kind.bits, wanted):
+        found.add("scale", _places(_reduced(field, wrong(view), np.any), wanted[page:], page), name, field.name)
 
 
 def _look_for_strays(found: _Found, made: Format, flat: Bytes, empty: _Mask) -> None:
@@ -344,16 +379,15 @@ def _look_for_strays(found: _Found, made: Format, flat: Bytes, empty: _Mask) -> 
     for field in made.fields:
         if "slot" not in field.axes or field.group("slot") != 1:
             continue
-        plain = _bytewise(field)
-        wanted = _slots_of(field, empty)
+        plain, wanted = _bytewise(field), _slots_of(field, empty)
+
+        def name(layer: int, page: int, slot: int, field: Field = field) -> tuple[str, dict[str, int]]:
+            index = {axis: at for axis, at in zip(KEPT, (layer, page, slot), strict=True) if axis in field.axes}
+            return f"{field.name} of {_said(index)} was written, and holds no token", index
+
         for page, view in _views(plain, flat, 8, wanted):
             written = _reduced(plain, view, np.min) != POISON
-            written &= wanted[page : page + written.shape[1]]
-            for layer, at, slot in np.argwhere(written).tolist():
-                where = zip(KEPT, (layer, page + at, slot), strict=True)
-                index = {axis: number for axis, number in where if axis in field.axes}
-                place = ", ".join(f"{axis} {i}" for axis, i in index.items())
-                found.add("stray", f"{field.name} of {place} was written, and holds no token", index, field.name)
+            found.add("stray", _places(written, wanted[page:], page), name, field.name)
 
 
 class AuditFailure(AssertionError):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kvlab.common.arrays import to_numpy
 from kvlab.common.checks import count, require, shown
+from kvlab.common.checks import index as checked_index
 from kvlab.common.drawn import Drawn
 
 from . import codec, text
@@ -51,6 +52,7 @@ class Format(Drawn):
 
     def __init__(self, tree: text.Node, name: str = "") -> None:
         fields, bits = text.place(tree)
+        require(bits // 8 <= text.MOST_BYTES, f"format has {bits // 8} bytes", f"at most {text.MOST_BYTES}")
         require(bits % 8 == 0, f"format {str(tree)!r} has {bits} bits", "whole bytes")
         self.name, self._tree, self.nbytes, self.fields = name, tree, bits // 8, tuple(fields)
         for field in fields:
@@ -162,8 +164,8 @@ class Format(Drawn):
         found = self.field(field)
         for axis, at in index.items():
             require(axis in AXES, f"axis is {shown(axis)}", f"one of {', '.join(AXES)}")
-            if axis in found.axes and not 0 <= at < found.extent(axis):
-                raise IndexError(f"{axis} is {at}: must be in [0, {found.extent(axis)})")
+            whole = self.field(found.part).extent(axis) if axis == "dim" else self.sizes.get(axis, 1)
+            checked_index(axis, at, whole)
         address = int(found.address(**index))
         return address if bits else address // 8
 
@@ -205,7 +207,8 @@ class Format(Drawn):
         """The bytes of ``values``, one array for each of :attr:`parts`, of the shape that :meth:`shape` says.
 
         Scales are computed: the largest magnitude of a group becomes the largest of its type. ``tensor_scale`` is a
-        number that lies outside the bytes; ``fill`` is what padding holds. Returns uint8 ``[nbytes]``.
+        number that lies outside the bytes; ``fill`` is what padding holds. Returns uint8 ``[nbytes]``. Values past
+        the largest of an 8-bit float become the largest; ValueError for NaN where type or scale have no place for it.
 
         >>> row = Format.parse("slot:2 dim/32:1 (k_scale.f16, dim:32 k.s8)")
         >>> x = np.stack([np.arange(32) - 16, np.arange(32) / 4]).astype(np.float32)
@@ -214,11 +217,15 @@ class Format(Drawn):
         (68, True)
         """
         names = [part.name for part in self.parts]
+        require(0 < tensor_scale < np.inf, f"tensor_scale is {shown(tensor_scale)}", "a number above 0")
         require(len(values) == len(names), f"values are {len(values)} arrays", f"{len(names)}: {', '.join(names)}")
         given: dict[str, np.ndarray[Any, Any]] = {}
         for part, value in zip(self.parts, values, strict=True):
             array = np.asarray(to_numpy(value, part.name), np.float32)
             require(array.shape == part.shape, f"{part.name} has shape {array.shape}", f"{part.shape}: {part.axes}")
+            scaled = any(field.name == f"{part.name}_scale" for field in self.fields)
+            exact = part.type.bits > 4 and not part.type.whole and not scaled
+            require(exact or np.isfinite(array).all(), f"{part.name} has NaN or infinity", f"finite for {part.stored}")
             given[part.name] = array
         return self.pack(codec.quantise(self.fields, given, tensor_scale), fill=fill)
 

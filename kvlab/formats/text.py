@@ -12,10 +12,13 @@ from .field import AXES, REPLICA, Field, Piece
 from .stored import stored_of
 
 TOKEN = re.compile(
-    r"\s*(\(|\)(?:%\d+)?|,|\||pad:\d+|\+\d+|-?[a-z]+(?:/\d+)?:\d+(?:@\d+)?|[a-z]+(?:_[a-z]+)?\.[a-z]\w*)"
+    r"\s*(\(|\)(?:%{0})?|,|\||pad:{0}|\+{0}|-?[a-z]+(?:/{0})?:{0}(?:@{0})?|[a-z]+(?:_[a-z]+)?\.[a-z]\w*)".replace(
+        "{0}", r"\d{1,15}(?!\d)"
+    )
 )
 AXIS = re.compile(r"(-?)([a-z]+)(?:/(\d+))?:(\d+)(?:@(\d+))?")
 KINDS = ("scale", "min")
+MOST_TOKENS, MOST_BYTES = 300, 1 << 56
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def parse(text: str) -> Node:
         assert found is not None
         tokens.append(found[1])
         at = found.end()
+    require(len(tokens) <= MOST_TOKENS, f"text has {len(tokens)} words", f"at most {MOST_TOKENS}")
     stream = iter([*tokens, ""])
     node, rest = _item(next(stream), stream)
     require(rest == "", f"text goes on with {shown(rest)} after its end", "one item, or a group of several")

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvlab.formats import CATALOGUE, Format, agree, convert, identify, known_format, markers
 from kvlab.formats.field import AXES
@@ -236,3 +238,39 @@ def test_a_store_of_one_token_has_several_names() -> None:
     names = [[match.name for match in group] for group in found.matches]
     assert names == [["vllm.LBHNC", "vllm.LBNHC", "vllm.BLHNC", "vllm.BLNHC", "vllm.BHLNC"]]  # one token has no order
     assert "has" in found.refused["llama_cpp.cells"] or "reads" in found.refused["llama_cpp.cells"]
+
+
+@st.composite
+def any_format(draw: st.DrawFn) -> Format:
+    """K and V of one shape in any order of whole and split axes, of any direction, with padding or without."""
+    pieces = ["layer:2", "page:2", *draw(st.sampled_from([["slot:4"], ["slot/2:2", "slot:2"]]))]
+    pieces += [*draw(st.sampled_from([["dim:4"], ["dim/2:2", "dim:2"]])), "head:2", "kv:2"]
+    order = [("-" if draw(st.booleans()) else "") + piece for piece in draw(st.permutations(pieces))]
+    inside = draw(st.integers(0, len(order)))
+    stored = draw(st.sampled_from(["s8", "s4"]))
+    tail = " ".join(order[inside:])
+    group = f"({tail} kv.{stored}, pad:{draw(st.integers(0, 3))})%{draw(st.sampled_from([1, 8]))}"
+    half = stored == "s4" and not tail
+    return Format.parse(f"{' '.join(order)} kv.{stored}" if half else f"{' '.join(order[:inside])} {group}")
+
+
+@settings(max_examples=40, deadline=None)
+@given(any_format(), any_format())
+def test_any_two_formats_agree_as_brute_force_says_and_convert_into_each_other(a: Format, b: Format) -> None:
+    answer, truth = agree(a, b), first_difference(a, b)
+    assert bool(answer) == (truth is None)
+    x = np.arange(128).reshape(2, 2, 4, 2, 4) % 15 - 7
+    k, v = x.astype(np.float32), -np.flip(x, 2).astype(np.float32)
+    for one in (a, b):
+        assert Format.parse(one.print()) == one
+        back = one.decode(one.encode(k, v))
+        assert np.array_equal(back[0], k)
+        assert np.array_equal(back[1], v)
+        for field in one.fields:
+            held, index = field.find(field.addresses().ravel())
+            assert held.all()
+            assert np.array_equal(field.address(**index), field.addresses().ravel())
+    if a.fields[0].stored == b.fields[0].stored:
+        if answer.kind == "place":
+            assert tuple(answer.index.get(axis, 0) for axis in AXES) == truth[:-1]
+        assert np.array_equal(convert(a, b).apply(a.encode(k, v)), b.encode(k, v))

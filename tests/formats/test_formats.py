@@ -236,6 +236,9 @@ def test_replicas_are_written_and_the_first_is_read() -> None:
         ("slot:4 k.bf16 )", r"text goes on with '\)'"),
         ("slot:4 ?", r"text cannot be read from ' \?'"),
         ("slot:4 (k.bf16, pad:8)%0", "text aligns a group with %0"),
+        ("slot:99999999999999999999 k.bf16", r"text cannot be read from 'slot:9999"),
+        ("slot:999999999999999 dim:999 k.bf16", r"format has \d+ bytes: must be at most"),
+        ("(" * 400, "text has 400 words: must be at most 300"),
     ],
 )
 def test_what_is_no_format_is_refused(text: str, words: str) -> None:

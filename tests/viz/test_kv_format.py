@@ -82,7 +82,7 @@ def test_a_picture_shows_flaws_where_they_are(sound: Any) -> None:
     cache[150, 3] = np.inf
     picture = draw(audit(cache, [[150, 7, -1], [7, 1, -1]], [20, 30]))
     sound(picture)
-    assert picture.title == "Flaws: owners 1, inf 16"
+    assert picture.title == "Flaws: owners 1, inf 1"
     assert "page 150, slot 3: inf: k of page 150, slot 3, head 0, dim 0, and 15 more of the slot" in picture.svg
     assert "page 7, slot 0: holds a token" in picture.svg
     right = draw(audit(np.ones((2, 4, 1, 8), np.float32), [[1]], [3]))

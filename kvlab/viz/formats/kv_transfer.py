@@ -34,7 +34,8 @@ def draw_transfer(plan: Transfer, *, title: str | None = None, caption: str | No
         slots = side.format.sizes.get("slot", 1)
         words = f"{what}: {side.format.name or 'format'}, pages of {slots}"
         canvas.text(x, 12, words, size=12, weight=600)
-        _ranks(canvas, side, x)
+        senders = {there: here for here, there in plan.pairs} if x else {rank: rank for rank in range(side.degree)}
+        _ranks(canvas, side, x, senders)
     most = max((float(copies.nbytes) for copies in plan.pairs.values()), default=1.0)
     hidden = 0
     for (here, there), copies in plan.pairs.items():
@@ -60,10 +61,10 @@ def draw_transfer(plan: Transfer, *, title: str | None = None, caption: str | No
     )
 
 
-def _ranks(canvas: Canvas, side: Ranks, x: float) -> None:
-    """A box for each rank with its heads."""
+def _ranks(canvas: Canvas, side: Ranks, x: float, senders: dict[int, int]) -> None:
+    """A box for each rank with its heads, in the colour of a rank that sends to it."""
     for rank, heads in enumerate(side.heads[:MOST]):
-        y, fill = TOP + (TALL + GAP) * rank, BANKS[4 * (rank % 8) + 3]
+        y, fill = TOP + (TALL + GAP) * rank, BANKS[4 * (senders.get(rank, 0) % 8) + 3]
         numbers = f"{heads[0]}" if len(heads) == 1 else f"{heads[0]} to {heads[-1]}"
         if len(heads) > 1 and heads[-1] - heads[0] + 1 != len(heads):
             numbers = ", ".join(map(str, heads[:6])) + (", ..." if len(heads) > 6 else "")

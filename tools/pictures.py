@@ -82,9 +82,9 @@ A class that derives from `kvlab.common.drawn.Drawn` shows its picture in notebo
 ## A picture of kvlab
 
 A file in `kvlab/viz/`, in `kvlab/viz/charts/` for numbers on axes or in `kvlab/viz/formats/` for caches at rest, with
-its function; a line in `PICTURES` and an import for type checkers (`kvlab/viz/__init__.py`), a test in `tests/viz/`, an entry in `tests/browser/gallery.py`. It
-draws with `kvlab/viz/pen/` (`Canvas`, axes, legends, colours), which knows no class of objects; what takes working out
-as arrays lies in `kvlab/viz/model/`.
+its function; a line in `PICTURES` and an import for type checkers (`kvlab/viz/__init__.py`), a test in `tests/viz/`, an
+entry in `tests/browser/gallery.py`. It draws with `kvlab/viz/pen/` (`Canvas`, axes, legends, colours), which knows no
+class of objects; what takes working out as arrays lies in `kvlab/viz/model/`.
 """
 
 

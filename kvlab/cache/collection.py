@@ -12,12 +12,13 @@ from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.static_params import KVCacheStaticParams
 from kvlab.common.arrays import as_array
 from kvlab.common.checks import count
+from kvlab.common.drawn import Drawn
 from kvlab.common.opaque import opaque_methods
 from kvlab.memory import POISON, as_dtype
 
 
 @opaque_methods
-class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
+class PagedKVCacheCollection(KVCacheCollection[PagedKVCache], Drawn):
     """The pool, and one lookup table for all layers.
 
     Parameters

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvlab.cache.page_table import lookup_table_columns
 from kvlab.common.checks import Int64, count
+from kvlab.common.drawn import Drawn
 
 
 class OutOfPages(RuntimeError):
@@ -29,7 +30,7 @@ class PageCopy:
     tokens: int
 
 
-class PagePool:
+class PagePool(Drawn):
     """The pages of a pool, each free or held by one or more sequences.
 
     A sequence holds ``ceil(length / page_size)`` pages. A fork holds its parent's pages until one of them writes into a

@@ -17,6 +17,7 @@ from kvlab.cache.tma_descriptors import TmaTiles
 from kvlab.cache.view import KVCacheView
 from kvlab.common.arrays import as_array, same_place, to_numpy
 from kvlab.common.checks import Int64, count, index, integers, plain
+from kvlab.common.drawn import Drawn
 from kvlab.memory import as_dtype, float32, invalid
 
 
@@ -35,7 +36,7 @@ class _MaxTileSize:
         return max_tile_size
 
 
-class PagedKVCache(TmaTiles, KVCacheView):
+class PagedKVCache(TmaTiles, KVCacheView, Drawn):
     """K or V of one layer in pages, a view: it owns no memory.
 
     Parameters

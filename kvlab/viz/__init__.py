@@ -81,7 +81,8 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_descriptor": ("descriptor", "kvlab.hardware:SmemDescriptor"),
     "draw_copy_plan": ("copy_plan", "kvlab.hardware:SubTileLoaderLDS kvlab.hardware:SubTileLoaderLDS_st_8x32 "
                        "kvlab.hardware:RegTileLoader kvlab.viz:CopyPlan"),
-    "draw_page_table": ("page_table", "kvlab.cache:PagedKVCache kvlab.cache:PagedKVCacheCollection"),
+    "draw_page_table": ("page_table", "kvlab.cache:PagedKVCache kvlab.cache:PagedKVCacheCollection "
+                        "kvlab.cache:PagePool"),
     "draw_quantised_page": ("quantised_page", ""),
     "draw_kv_tile": ("kv_tile", ""),
     "draw_format": ("formats.kv_format", "kvlab.formats:Format"),
@@ -93,7 +94,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_shared_memory": ("shared_memory", "kvlab.staging:SwizzledTile"),
     "draw_tiles_beside": ("shared_memory", ""),
     "draw_fragment_map": ("fragment_map", "kvlab.staging:FragmentMap"),
-    "draw_timeline": ("timeline", "kvlab.staging:Timeline"),
+    "draw_timeline": ("timeline", "kvlab.staging:Timeline kvlab.staging:Hazards"),
     "draw_pipeline": ("pipeline", "kvlab.viz:Pipeline"),
     "draw_tile_film": ("tile_film", ""),
     "draw_path_of_a_byte": ("path", "kvlab.viz:BytePath kvlab.viz:ByteScroll"),

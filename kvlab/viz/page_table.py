@@ -36,7 +36,8 @@ def draw_page_table(
     """The logical pages of each sequence, the physical pages of the pool, and the way of one token between them.
 
     lookup_table    integers ``[batch, columns]``, the physical page of each logical page; an entry outside
-                    ``[0, pages)`` is a sentinel. Or a cache: it has ``lookup_table``, ``cache_lengths``, ``blocks``
+                    ``[0, pages)`` is a sentinel. Or a cache: it has ``lookup_table``, ``cache_lengths``, ``blocks``;
+                    or a :class:`kvlab.cache.PagePool`
     lengths         ``[batch]`` valid tokens of each sequence
     page_size       tokens of a page
     pages           pages of the pool (without it: up to the largest entry)
@@ -119,7 +120,12 @@ class _Pool:
     def of(
         cls, table: Any, lengths: Any, page_size: int | None, pages: int | None, token: tuple[int, int] | None
     ) -> _Pool:
-        if hasattr(table, "lookup_table"):
+        if hasattr(table, "sequences"):
+            pool, known = table, table.sequences
+            table, lengths, page_size, pages = (
+                pool.lookup_table(known), pool.lengths(known), pool.page_size, pool.num_pages
+            )
+        elif hasattr(table, "lookup_table"):
             cache = table
             table, lengths = cache.lookup_table, cache.cache_lengths if lengths is None else lengths
             pages, page_size = getattr(cache, "total_num_pages", cache.blocks.shape[0]), cache.blocks.shape[-3]

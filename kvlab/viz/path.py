@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from kvlab.common.drawn import Drawn
+
 from .pen.axis import QUIET
 from .pen.palette import ACCENT, BANKS, INK, LANES, PAPER, lane_colours
 from .pen.picture import Picture
@@ -23,7 +25,7 @@ Stage: TypeAlias = "Callable[[Canvas, BytePath, float], tuple[float, float]]"
 
 
 @dataclass(frozen=True)
-class BytePath:
+class BytePath(Drawn):
     """Places of one element of a K or V cache at every stage of its way into a matrix instruction.
 
     name                  what is followed: ``"K"``, ``"V"``

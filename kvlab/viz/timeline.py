@@ -56,7 +56,8 @@ def draw_timeline(
 ) -> Picture:
     """Draws the events of the stages of shared memory, in order from left to right.
 
-    events    rows of (kind, what, stage, warps[, nbytes]), such as those of :class:`kvlab.staging.Timeline`. Kinds:
+    events    rows of (kind, what, stage, warps[, nbytes]), such as those of :class:`kvlab.staging.Timeline`, or of the
+              one that a :class:`kvlab.staging.Hazards` keeps. Kinds:
               ``"copy"`` (in flight from now on), ``"landed"``, ``"write"``, ``"read"``, ``"read in flight"``, and in
               the line of the warps ``"wait"``, ``"barrier"``, ``"commit"``, ``"arrive"``, ``"expect"``, ``"fence"``.
               The first word of ``what`` names the buffer: ``"k copy"`` and ``"k read"`` of stage 0 share a line
@@ -72,6 +73,10 @@ def draw_timeline(
     ...                ("landed", "k copy", 0, (0, 1), 4096), ("read", "k read", 0, (0, 1), 4096)]).title
     '1 copy, 1 read: every read comes after its copy has landed'
     """
+    if hasattr(events, "timeline"):
+        if events.timeline is None:
+            raise ValueError(f"events is {events!r}: must be a record with a timeline")
+        events = events.timeline
     every, begin = list(events), 0
     if len(every) > MOST:
         begin = (

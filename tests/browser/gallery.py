@@ -18,7 +18,7 @@ import numpy as np
 from kvlab import viz
 from kvlab.attention import plan
 from kvlab.attention.mha_decode.config import DecodeConfig
-from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollection
+from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollection, PagePool
 from kvlab.data import load_smollm2
 from kvlab.demo import pictures
 from kvlab.demo.steps import paged_cache
@@ -185,6 +185,28 @@ def pipeline() -> viz.Pipeline:
             hazards.barrier()
 
     return viz.Pipeline(program, 12288, 4, "sm_80")
+
+
+def hazards_record() -> Hazards:
+    """The record of two tiles, with its timeline."""
+    smem = Memory(4096, space=AddressSpace.SHARED)
+    record = Hazards(smem, 4, timeline=Timeline())
+    for stage in (0, 1):
+        tile = record.region(2048 * stage, 2048)
+        record.write(tile, "k write", stage)
+        record.barrier()
+        record.read(tile, "k read", stage)
+    return record
+
+
+def page_pool() -> PagePool:
+    """A prompt, a branch of it that has written, and a page that somebody gave back."""
+    pool = PagePool(num_pages=10, page_size=4)
+    prompt, _ = pool.allocate(10)
+    other, _ = pool.allocate(3)
+    pool.append(pool.fork(prompt), 3)
+    pool.free(other)
+    return pool
 
 
 def quantised_page() -> viz.Picture:
@@ -396,6 +418,8 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "page table": lambda: viz.draw_page_table(TABLE, [62, 22], 16, pages=10, token=(1, 18), names=["prompt", "answer"]),
     "page table of a pool": lambda: viz.draw(pool()),
     "page table of a cache": lambda: viz.draw(pool().get_key_cache(0)),
+    "page pool": page_pool,
+    "hazards": hazards_record,
     "quantised page": quantised_page,
     "KV format": kv_format,
     "row of a KV format": kv_format_row,

@@ -36,6 +36,18 @@ def test_each_name_is_that_of_one_class_which_the_function_draws() -> None:
             assert drawer_of(cls) is getattr(module, function)
 
 
+def test_public_objects_with_a_picture_show_it() -> None:
+    """A law: what a room exports and has a picture is drawn by itself; but loaders of tiles, which need a shape."""
+    silent = set()
+    for _, classes in PICTURES.values():
+        for name in classes.split():
+            package, _, kind = name.partition(":")
+            cls = getattr(importlib.import_module(package), kind, None)
+            if cls is not None and not hasattr(cls, "_repr_html_"):
+                silent.add(kind)
+    assert silent == {"ndarray", "SubTileLoaderLDS", "RegTileLoader"}
+
+
 def test_what_a_type_checker_sees_is_the_table() -> None:
     """The imports under TYPE_CHECKING say the same as the table: each public name, and its file."""
     tree = ast.parse(Path(viz.__file__).read_text(encoding="utf-8"))

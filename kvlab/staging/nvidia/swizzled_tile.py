@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.drawn import Drawn
 from kvlab.layout import Swizzle
 
 
@@ -30,7 +31,7 @@ def ldmatrix_swizzle(row_bytes: int) -> Swizzle:
 
 
 @dataclass(frozen=True)
-class SwizzledTile:
+class SwizzledTile(Drawn):
     """``rows x row_bytes`` at byte ``base`` of shared memory, its 16-byte vectors permuted by ``swizzle``.
 
     ValueError for a swizzle that moves vectors out of the tile.

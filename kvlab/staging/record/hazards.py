@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.drawn import Drawn
 from kvlab.hardware import BarrierDeadlock
 from kvlab.memory import Memory
 
@@ -28,7 +29,7 @@ from .timeline import Timeline
 Array = np.ndarray[Any, Any]
 
 
-class Hazards(AccessRecord):
+class Hazards(AccessRecord, Drawn):
     """The record of one shared memory. Every access, wait and barrier of the CTA is stated to it, in program order.
 
     Parameters

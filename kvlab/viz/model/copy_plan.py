@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvlab.common.drawn import Drawn
 from kvlab.hardware import get_arch
 from kvlab.memory import as_dtype
 
@@ -19,7 +20,7 @@ MOST = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class CopyPlan:
+class CopyPlan(Drawn):
     """Moves of every lane of every instruction of a copy.
 
     name            of the instruction or the loader

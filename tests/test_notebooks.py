@@ -1,7 +1,7 @@
 """Every notebook: its two files say the same, carry no outputs, and run from a fresh kernel without an error.
 
-The course's answers are filled in, so that its own marks judge them: each must say "Right.". They rest on the notebooks'
-own objects.
+The course's answers are filled in, so that its own marks judge them: each must say "Right.". They rest on what the
+notebooks' own objects say.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def test_it_runs_as_it_is_and_with_the_right_answers(
     printed = _printed(notebook)
     assert printed.count("No answer yet:") == len(names)
     assert not [text for name in names for text in QUESTIONS[name].hints if text in printed]
-    assert solve(source.with_suffix(".ipynb"), tmp_path / "solved.ipynb") == [name for name in QUESTIONS if name in names]
-    answered = nbformat.read(tmp_path / "solved.ipynb", as_version=4)
+    solved = tmp_path / "solved.ipynb"
+    assert solve(source.with_suffix(".ipynb"), solved) == [name for name in QUESTIONS if name in names]
+    answered = nbformat.read(solved, as_version=4)
     for cell in answered.cells:
         for name in [one for one in names if f'ask("{one}"' in cell.source and not callable(QUESTIONS[one].answer)]:
             cell.source += f"{TRUTHS[source.stem][name]}import numpy as np\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -257,6 +257,7 @@ def edges(made: IrModule, found: Sequence[MemoryAccess], pieces: Sequence[Alloca
         for edge in _homes(access, made_edges):
             edge.accesses.append(access)
     for edge in made_edges:
+        edge.accesses = [_of_warps(access, edge.warps) for access in edge.accesses]
         _count(edge, arch)
         if edge.kind == "scratch" and edge.allocation is not None and edge.accesses:
             ends = [int(a.addresses[a.active].max(initial=0)) + a.nbytes for a in edge.accesses]
@@ -284,7 +285,7 @@ def _edge(made: IrModule, one: IrOperation, kind: str, home: Allocation | None) 
     target = made.encoding(types[-1].encoding) if len(types) > 1 else None
     line, column = one.line, next((column for line, column in one.place if line == one.line), 0)
     return Edge(one.name, kind, line, column, one.place, one.names, types[0] if types else None, source, target, home,
-                one.depth, warps=made.warps, file=made.where(one))
+                one.depth, warps=one.warps or made.warps, file=made.where(one))
 
 
 def _homes(access: MemoryAccess, known: Sequence[Edge]) -> list[Edge]:
@@ -301,6 +302,8 @@ def _homes(access: MemoryAccess, known: Sequence[Edge]) -> list[Edge]:
         fit = [edge for edge in known if edge.kind in kinds - {"global"} and _inside(access, edge)][:1]
         if not fit and access.store and access.source is None:  # what a copy writes where its mask is off
             fit = [edge for edge in known if edge.kind == "copy" and edge.place == access.place][:1]
+        if not fit and access.nbytes == 1:  # words that say which partition a warp is in: past all that is allocated
+            fit = [edge for edge in known if edge.operation == "ttg.warp_specialize"][:1]
         if not fit and access.place:
             fit = [edge for edge in known if edge.kind in kinds and edge.line == access.place[-1][0]][:1]
     if len(fit) == 1:
@@ -317,11 +320,19 @@ def _homes(access: MemoryAccess, known: Sequence[Edge]) -> list[Edge]:
     return first
 
 
+def _of_warps(access: MemoryAccess, warps: int) -> MemoryAccess:
+    """The access of the warps of a partition."""
+    if len(access.addresses) <= warps:
+        return access
+    source = None if access.source is None else access.source[:warps]
+    return replace(access, addresses=access.addresses[:warps], active=access.active[:warps], source=source)
+
+
 def _inside(access: MemoryAccess, edge: Edge) -> bool:
     piece = edge.allocation
     if piece is None or piece.offset is None:
         return False
-    where = int(access.addresses[access.active].min(initial=1 << 62)) if access.active.any() else -1
+    where = int(access.addresses[access.active].min() if access.active.any() else access.addresses.min())
     return piece.offset <= where < piece.offset + max(1, piece.size)
 
 

@@ -162,7 +162,8 @@ def uncoalesced(xray: XRay) -> Iterator[Finding]:
         words = (f"{edge.operation} of {edge.type} moves {edge.sectors} sectors of 32 B for the bytes of "
                  f"{edge.ideal_sectors}{_every(edge)}{apart}")
         if kind == "misaligned":
-            cured = Remedy(f"a base and strides that are multiples of 32 B, warps start {worst.misaligned} B past one",
+            odd = ", if unknown integers are odd" * any(n % 16 for n in xray.assumed.values())
+            cured = Remedy(f"a base and strides that are multiples of 32 B, warps start {worst.misaligned} B past{odd}",
                          edge.sectors, edge.ideal_sectors, None, 1)
         else:
             cured = cures.register_order(edge, xray.target) or Remedy("neighbouring lanes at neighbouring addresses")

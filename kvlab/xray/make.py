@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ def xray(
     >>> [edge.ideal == edge.wavefronts > 0 for edge in found.edges if edge.operation == "ttg.local_load"]
     [True, True, True]
     """
-    start = time.perf_counter()
+    start, remake = time.perf_counter(), None
     given: dict[str, int] = {}
     if isinstance(kernel, Compiled):
         made, fn = kernel, None
@@ -56,25 +57,35 @@ def xray(
                 raise ValueError(f"kernel is {kernel!r}: must be a @triton.jit or @gluon.jit function, or a Compiled")
             fn = fn.fn
         wanted, given = _wanted(fn, signature_or_args)
+        remake = functools.partial(
+            _again, kernel, signature_or_args, target=target, num_warps=num_warps, num_stages=num_stages, **options
+        )
         made = compile_kernel(fn, target=target, num_warps=num_warps, num_stages=num_stages, **wanted, **options)
     compiled = time.perf_counter()
     module = read(offsets(made))
     function = functions(made.asm["llir"])[0]
     values, assumed = _values(function, fn, made, given)
-    lanes = LaneValues(function, values, module.warps * module.warp_size, module.warp_size)
+    threads = max(module.warps, module.most_warps) * module.warp_size
+    lanes = LaneValues(function, values, threads, module.warp_size)
     found = accesses(function, lanes, made.target)
     pieces = allocations(module, made.shared)
     ways = edges(module, found, pieces, made.target)
-    held = {id(access) for edge in ways for access in edge.accesses}
+    held = {(access.place, access.instruction) for edge in ways for access in edge.accesses}
     spills = made.spills if made.stack else 0
     resources = Resources(made.target, made.registers, spills, made.stack, made.shared, made.num_warps)
     result = XRay(
         made.name, made.target, made, module, function, resources, tuple(ways), tuple(pieces),
-        tuple(access for access in found if id(access) not in held), assumed, (0.0, 0.0), _source(fn),
+        tuple(access for access in found if (access.place, access.instruction) not in held), assumed, (0.0, 0.0),
+        _source(fn), remake,
     )
     _ = result.findings, result.histogram
     object.__setattr__(result, "seconds", (compiled - start, time.perf_counter() - compiled))
     return result
+
+
+def _again(kernel: Any, signature_or_args: Any, **options: Any) -> XRay:
+    """Another X-ray; an option of None is left out."""
+    return xray(kernel, signature_or_args, **{name: value for name, value in options.items() if value is not None})
 
 
 def _wanted(fn: Any, given: Mapping[str, Any] | Sequence[Any] | None) -> tuple[dict[str, Any], dict[str, int]]:

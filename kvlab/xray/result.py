@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,9 @@ class XRay(Shown):
     allocations    pieces of shared memory: offset, size, lifetime, layout
     unplaced       accesses that belong to no operation of the TTGIR that is known
     assumed        values that were taken for arguments, by name
-    seconds        time of the compilation, and of the X-ray behind it
+    seconds        time of the compilation, and of the X-ray after it
+    source         lines of the kernel's source by number
+    remake         makes the X-ray of the same kernel with other options; None for what was compiled elsewhere
     """
 
     name: str
@@ -47,6 +49,7 @@ class XRay(Shown):
     assumed: Mapping[str, int]
     seconds: tuple[float, float]
     source: Mapping[int, str]
+    remake: Callable[..., XRay] | None = None
 
     @property
     def threads(self) -> int:
@@ -101,6 +104,37 @@ class XRay(Shown):
     def findings(self) -> tuple[Finding, ...]:
         """Causes of slowness and what helps, the dearest first."""
         return rules.findings(self)
+
+    def with_options(self, **options: Any) -> XRay:
+        """X-ray of the same kernel with other options: ``num_warps``, ``num_stages``, ``maxnreg``, ``target``, ...
+
+        ValueError where the kernel was compiled elsewhere.
+        """
+        if self.remake is None:
+            raise ValueError(f"{self.name} was compiled elsewhere: xray(kernel, ...) can compile it again")
+        return self.remake(**options)
+
+    def try_options(self) -> list[tuple[Finding, dict[str, Any], XRay]]:
+        """Cures that only a compilation can try: for each finding that warps or stages may cure, the options, and the
+        X-ray with them, where it does not have the finding any more. It compiles up to three times for each.
+        """
+        options = self.remake.keywords if isinstance(self.remake, functools.partial) else {}
+        warps, stages = options.get("num_warps", 4), options.get("num_stages", 3)
+        wanted: dict[str, list[dict[str, Any]]] = {
+            "spill": [*[{"maxnreg": None}] * ("maxnreg" in options), {"num_warps": 2 * warps}, {"num_warps": 4 * warps}],
+            "low-occupancy": [{"num_stages": n} for n in range(stages - 1, 0, -1)][:3],
+            "too-much-shared": [{"num_stages": n} for n in range(stages - 1, 0, -1)][:3],
+            "not-pipelined": [{"num_stages": 3}],
+            "idle-threads": [{"num_warps": n} for n in (warps // 2, warps // 4) if n],
+        }
+        found = []
+        for finding in self.findings:
+            for change in wanted.get(finding.kind, []):
+                other = self.with_options(**change)
+                if not any((one.kind, one.line) == (finding.kind, finding.line) for one in other.findings):
+                    found.append((finding, change, other))
+                    break
+        return found
 
     def at(self, line: int) -> list[Edge]:
         """The edges of a line of the source."""

@@ -53,7 +53,8 @@ class IrOperation:
     """One operation: results, name, operands, types in the order of the text, place, loops that it is in, number; the
     line of the source that it belongs to, outside Triton's own library, and its file unless that is the kernel's.
 
-    ``offset`` and ``size`` are bytes of shared memory that the allocation gave it, None where it gave none.
+    ``offset`` and ``size`` are bytes of shared memory that the allocation gave it, None where it gave none; ``warps``
+    of its partition, 0 outside of partitions.
     """
 
     number: int
@@ -70,6 +71,7 @@ class IrOperation:
     offset: int | None = None
     size: int | None = None
     end: int = 0
+    warps: int = 0
 
 
 @dataclass
@@ -87,6 +89,7 @@ class IrModule:
     warp_size: int = 32
     shared: int | None = None
     file: str = ""
+    most_warps: int = 0
 
     def where(self, one: IrOperation) -> str:
         """File's name of an operation's line; empty where it is the kernel's own."""
@@ -229,8 +232,11 @@ def read(text: str) -> IrModule:
                 if not body.rstrip().endswith("{"):
                     open_.pop()
             continue
-        if partition := re.match(r"(?:partition\d+|default)\b(?:\((.*)\))?.*\{$", body):
+        if partition := re.match(r"(?:partition\d+|default)\b(?:\((.*)\))?.*\{$", line):
             inner = IrOperation(len(made.operations), (), "partition", (), (), (), (), 0, body)
+            many = re.search(r"num_warps\((\d+)\)", line)
+            inner.warps = int(many[1]) if many else 0
+            made.most_warps = max(made.most_warps, inner.warps)
             for one, outer in zip(re.findall(r"(%[\w.$-]+):", partition[1] or ""),
                                   captured.get(-1, ()), strict=False):
                 made.same[one] = outer
@@ -241,6 +247,7 @@ def read(text: str) -> IrModule:
             continue
         depth = sum(one.name in _LOOPS for one in open_)
         one = _operation(made, found, body, at, depth)
+        one.warps = next((outer.warps for outer in reversed(open_) if outer.name == "partition"), 0)
         if one.name == "ttg.warp_specialize":
             captured[-1] = one.operands
         made.operations.append(one)

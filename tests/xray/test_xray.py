@@ -157,6 +157,16 @@ def test_a_planted_cause_is_found_and_named(name: str) -> None:
     assert costs == sorted(costs, reverse=True)
 
 
+def test_options_are_tried_by_compiling() -> None:
+    """A register limit that spills, and a block smaller than its CTA: the options after which the finding is gone."""
+    (finding, change, other), *_ = planted("maxnreg too small").try_options()
+    assert (finding.kind, change, other.resources.spills) == ("spill", {"maxnreg": None}, 0)
+    (finding, change, other), *_ = planted("block smaller than the CTA").try_options()
+    assert (finding.kind, change, other.resources.warps) == ("idle-threads", {"num_warps": 2}, 2)
+    with pytest.raises(ValueError, match="was compiled elsewhere"):
+        xray(planted("maxnreg too small").compiled).with_options(num_warps=8)
+
+
 @pytest.mark.compile
 def test_allocations_lie_where_the_compiler_put_them() -> None:
     found = tutorial("flash_attention", "sm_80")

@@ -121,7 +121,7 @@ class XRay(Shown):
         options = self.remake.keywords if isinstance(self.remake, functools.partial) else {}
         warps, stages = options.get("num_warps", 4), options.get("num_stages", 3)
         wanted: dict[str, list[dict[str, Any]]] = {
-            "spill": [*[{"maxnreg": None}] * ("maxnreg" in options), {"num_warps": 2 * warps}, {"num_warps": 4 * warps}],
+            "spill": [*[{"maxnreg": None}] * ("maxnreg" in options), *({"num_warps": n * warps} for n in (2, 4))],
             "low-occupancy": [{"num_stages": n} for n in range(stages - 1, 0, -1)][:3],
             "too-much-shared": [{"num_stages": n} for n in range(stages - 1, 0, -1)][:3],
             "not-pipelined": [{"num_stages": 3}],

@@ -17,9 +17,9 @@
 # # 16. In your stack
 #
 # A cache in pages is an array, whoever fills it. This notebook puts kvlab under other people's calls: one cache, read as
-# flash-attention, FlashInfer and vLLM read it; then under transformers, where a model writes text with its keys in pages; at
-# the end a small server. Needs the extras `kernels` and `models`. All runs on the CPU, in the emulator (`backend="emulator"`);
-# on a GPU leave the word out.
+# flash-attention, FlashInfer and vLLM read it, compiled, and over ranks; then under transformers, where a model writes text
+# with its keys in pages; at the end a small server. Needs the extras `kernels` and `models`. All runs on the CPU, in the
+# emulator (`backend="emulator"`); on a GPU leave the word out.
 
 # %%
 import copy
@@ -33,9 +33,10 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvlab.attention import mha_decode_paged
+from kvlab.attention import merge_states, mha_decode_paged
 from kvlab.exercises import ask, hint
 from kvlab.integrations import from_torch
+from kvlab.integrations.distributed import ContextShard
 from kvlab.integrations.flash_attn import flash_attn_with_kvcache
 from kvlab.integrations.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 from kvlab.integrations.transformers import CACHE_ARGUMENT, KVLabCache, register
@@ -127,6 +128,25 @@ def attend(q, k_cache, v_cache, table, lengths):
 
 print("as without:", bool(torch.equal(attend(q, k_cache, v_cache, table, lengths), ours.flatten(1))))
 print(torch.ops.kvlab.mha_decode_paged.default._schema.name)
+
+# %% [markdown]
+# ## Several GPUs
+#
+# Pages of a long sequence may lie over the ranks of torch.distributed: each computes over its own, and partial results are
+# merged by their lse. On GPUs a rank makes one call, `context_parallel_decode(q, k_cache, v_cache, block_table, seq_lens,
+# group=mesh["context"], placement="round_robin")`. Here one process does what two ranks would, page after page in turns.
+
+# %%
+parts = []
+for rank in range(2):
+    shard = ContextShard(rank, 2, columns=1, page_size=PAGE, placement="round_robin")
+    mine = shard.before(lengths)
+    print(f"rank {rank} has {mine.tolist()} keys, in the pages {table[:, rank].tolist()}")
+    own = table[:, rank::2].contiguous()
+    parts.append(mha_decode_paged(q, k_cache, v_cache, own, mine, return_lse=True, backend="emulator"))
+outs, lses = (torch.stack(each) for each in zip(*parts, strict=True))
+merged, _ = merge_states(outs, lses, backend="emulator")
+print(f"largest difference {float((merged - ours).abs().max()):.1e}; a rank without a key has lse {float(lses[1, 1, 0])}")
 
 # %% [markdown]
 # ## A model of transformers

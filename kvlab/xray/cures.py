@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvlab.hardware import get_arch, sectors
+from kvlab.hardware import INSTRUCTIONS, Candidate, Cure, get_arch, sectors
 from kvlab.layout.encodings import (
     BlockedLayout,
     Encoding,
@@ -19,9 +19,16 @@ from kvlab.layout.encodings import (
     SwizzledSharedLayout,
 )
 from kvlab.xray.accesses import MemoryAccess, passes_of
-from kvlab.xray.edges import Allocation, Edge, brief
+from kvlab.xray.edges import Allocation, Edge, brief, one_warp
 from kvlab.xray.llir import IntArray
 from kvlab.xray.resources import Resources
+
+
+class LayoutCure(Cure):
+    """A layout of shared memory with fewer wavefronts, with the counts that prove it."""
+
+    def __str__(self) -> str:
+        return f"{brief(self.layout)}: {self.wavefronts} wavefronts of all that touches the tile, before {self.given}"
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,10 @@ class Remedy:
     """A change, in words, and what the model counts with it: ``before`` and ``after`` in the same unit.
 
     layout   the encoding to use, None where the cure is of another sort;  ``tried`` how many candidates were counted
+    proof    of a layout of shared memory: all that was counted; it draws the worst instruction before and after
+
+    >>> Remedy("num_warps=2", before=256, after=64).proof is None
+    True
     """
 
     words: str
@@ -36,6 +47,7 @@ class Remedy:
     after: int = 0
     layout: Encoding | None = None
     tried: int = 0
+    proof: LayoutCure | None = None
 
 
 def shared_layouts(piece: Allocation, edges: Sequence[Edge], arch: str) -> list[Remedy]:
@@ -68,7 +80,8 @@ def shared_layouts(piece: Allocation, edges: Sequence[Edge], arch: str) -> list[
     width = max(a.nbytes for a in moves) // element
     best: list[Remedy] = []
     for family in _families(old, shape, max(1, width), element, piece.fixed):
-        found, tried = None, 0
+        found, tried, best_moves = None, 0, moves
+        counted: list[Candidate] = []
         for candidate in family:
             try:
                 new = candidate.offsets(shape).ravel() * element
@@ -78,14 +91,30 @@ def shared_layouts(piece: Allocation, edges: Sequence[Edge], arch: str) -> list[
             moved = [plan.moved(new) for plan in known]
             if any(one is None for one in moved):
                 continue
-            after = int(passes_of([one for one in moved if one is not None], arch)[0].sum())
+            kept = [one for one in moved if one is not None]
+            after = int(passes_of(kept, arch)[0].sum())
+            counted.append(Candidate(brief(candidate), after))
             if after < before and (found is None or after < found.after):
-                found = Remedy(f"{brief(candidate)}", before, after, candidate)
+                found, best_moves = Remedy(f"{brief(candidate)}", before, after, candidate), kept
             if after <= least:
                 break
         if found is not None:
-            best.append(replace(found, tried=tried))
+            proof = _proof(found, least, counted, moves, best_moves, arch)
+            best.append(replace(found, tried=tried, proof=proof))
     return best
+
+
+def _proof(
+    found: Remedy, least: int, counted: Sequence[Candidate], moves: Sequence[MemoryAccess],
+    after: Sequence[MemoryAccess], arch: str,
+) -> LayoutCure | None:
+    """All that was counted, and the worst warp instruction before and after."""
+    taken, ideal = passes_of(moves, arch)
+    worst, warp = np.unravel_index(int((taken - ideal).argmax()), taken.shape)
+    if moves[int(worst)].instruction not in INSTRUCTIONS:
+        return None
+    one, other = (one_warp(side[int(worst)], int(warp), arch) for side in (moves, after))
+    return LayoutCure(found.layout, found.layout, found.after, least, found.before, tuple(counted), one, other, 0)
 
 
 @dataclass(frozen=True)

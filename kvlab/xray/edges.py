@@ -141,7 +141,8 @@ class Edge:
             return None
         side = max(sides, key=lambda s: np.subtract(*s.sectors()))
         warps = [w for w in range(len(side.addresses)) if side.active[w].any()] or [0]
-        found = [coalescing(side.addresses[w], side.nbytes, side.active[w]) for w in warps]
+        near = side.addresses % (1 << 40)  # from the argument's first byte on
+        found = [coalescing(near[w], side.nbytes, side.active[w]) for w in warps]
         return max(found, key=lambda c: c.excess)
 
     def __str__(self) -> str:

@@ -155,12 +155,16 @@ def _table(title: str, head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> st
 
 
 def _pictures(xray: XRay) -> list[str]:
-    """The worst warp instruction of the dearest conflict and of the dearest global access."""
+    """The dearest conflict beside its cure, and the dearest access to global memory."""
     out = []
-    shared = max(xray.edges, key=lambda e: e.wavefronts - e.ideal, default=None)
-    moved = max(xray.edges, key=lambda e: e.sectors - e.ideal_sectors, default=None)
-    if shared is not None and shared.wavefronts > shared.ideal and (worst := shared.worst(xray.target)) is not None:
-        out.append(worst._repr_html_() or "")
+    conflict = next((one for one in xray.findings if one.kind == "bank-conflict"), None)
+    if conflict is not None:
+        proof = next((cure.proof for cure in conflict.cures if cure.proof is not None), None)
+        worst = max(xray.edges, key=lambda e: e.wavefronts - e.ideal).worst(xray.target)
+        drawn = proof if proof is not None else worst
+        out.append((drawn._repr_html_() if drawn is not None else "") or "")
+    lines = {one.line for one in xray.findings if one.kind in ("uncoalesced", "misaligned", "narrow-access")}
+    moved = max((e for e in xray.edges if e.line in lines), key=lambda e: e.sectors - e.ideal_sectors, default=None)
     if moved is not None and moved.sectors > moved.ideal_sectors and (apart := moved.worst_sectors()) is not None:
         out.append(apart._repr_html_() or "")
     return out

@@ -139,6 +139,10 @@ def test_the_cure_of_a_conflict_is_one_when_it_is_compiled() -> None:
     cured = xray(through_shared, arguments, "sm_90")
     assert sum(edge.wavefronts for edge in cured.edges) == promised.after == 128
     assert promised.before == 576
+    assert promised.proof is not None
+    assert [one.wavefronts for one in promised.proof.candidates][-1] == 128
+    assert all(one.wavefronts > 128 for one in promised.proof.candidates[:-1])
+    assert (promised.proof.before.wavefronts, promised.proof.after.wavefronts) == (32, 4)
     assert cured.findings == ()
     both = diff(planted("no swizzle, read by ldmatrix"), cured)
     assert ("wavefronts", 576, 128) in [(name, a, b) for name, a, b in both.rows]

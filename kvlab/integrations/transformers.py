@@ -34,7 +34,7 @@ from kvlab.common.checks import require
 
 from .adapting import checked_tensors, in_names, lacks
 from .transformers_cache import CACHE_ARGUMENT as CACHE_ARGUMENT
-from .transformers_cache import NAME, Columns, PagedStates
+from .transformers_cache import NAME, GrowingColumns, PagedStates
 from .transformers_cache import KVLabCache as KVLabCache
 
 Array = np.ndarray[Any, Any]
@@ -104,7 +104,7 @@ def mask_of(
             f"the mask of attn_implementation={NAME!r}: must be causal, with a sliding window or without, or none; "
             "neither one of your own, nor of several sequences in a row, nor of chunks"
         )
-    if causal and not isinstance(kv_length, Columns):
+    if causal and not isinstance(kv_length, GrowingColumns):
         tokens = int(q_offset) + q_length if cache_position is None else int(cache_position[-1]) + 1
         if tokens - kv_offset != kv_length:
             raise NotImplementedError(

@@ -144,7 +144,7 @@ _PRODUCTS = {
 }
 
 
-class Columns(int):
+class GrowingColumns(int):
     """A number of columns of a KVLabCache, which grows: a mask need not look whether they end with the new ones."""
 
 
@@ -179,7 +179,7 @@ class Pages:
     dtype: torch.dtype | None
     layers: dict[int, PagedKVCacheCollection] = field(default_factory=dict)
     widths: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Columns of K and of V, or of latents and of rope."""
+    """GrowingColumns of K and of V, or of latents and of rope."""
 
     def hold(self, index: int, keys: torch.Tensor, values: torch.Tensor, latent: bool) -> None:
         """Make the pages of a layer when its first states ``[B, H, S, D]`` arrive; ValueError for others than those."""
@@ -380,13 +380,13 @@ class KVLabCache(Cache):
     # What transformers asks for.
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns so far, padding among them."""
+        """GrowingColumns so far, padding among them."""
         return self._total
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
         """(keys with those of the next step, 0), from their number, or their positions, as older transformers."""
         new = len(query_length) if isinstance(query_length, torch.Tensor) else int(query_length)
-        return Columns(self._total + new), 0
+        return GrowingColumns(self._total + new), 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """The longest sequence, -1 where only the pages limit it."""

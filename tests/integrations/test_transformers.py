@@ -18,6 +18,7 @@ from transformers.masking_utils import chunked_causal_mask_function, sliding_win
 from kvlab.attention.call.latent_rows import latent_windows, row_scales
 from kvlab.cache import OutOfPages
 from kvlab.integrations.transformers import CACHE_ARGUMENT, KVLabCache, attention, mask_of, register
+from kvlab.integrations.transformers_cache import GrowingColumns
 
 BASE = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -257,7 +258,7 @@ def test_what_does_not_fit_changes_nothing(llama: Any) -> None:
 
 
 def test_rows_with_padding_are_cropped_and_chosen(llama: Any) -> None:
-    """Columns of padding among those that go take no token with them; a chosen row keeps its own."""
+    """GrowingColumns of padding among those that go take no token with them; a chosen row keeps its own."""
     exact = llama_logits(llama, IDS, MASK)
     cache = paged(llama)
     llama(IDS, attention_mask=MASK, position_ids=POSITIONS, **given(cache))
@@ -268,6 +269,14 @@ def test_rows_with_padding_are_cropped_and_chosen(llama: Any) -> None:
     part = {"attention_mask": MASK[order], "position_ids": POSITIONS[order, 3:], CACHE_ARGUMENT: cache}
     logits, seen = llama(IDS[order, 3:], **part).logits, MASK[order, 3:].bool()
     assert torch.allclose(logits[seen], exact[order, 3:][seen], atol=2e-5)
+
+
+def test_masks_of_a_cache_in_pages_are_made_without_looking_at_positions() -> None:
+    """Positions on a GPU, as older releases give them, would be waited for, and could not be captured."""
+    assert mask_of(1, kv_length=GrowingColumns(9), cache_position=torch.empty(2, device="meta")) is None
+    assert mask_of(1, kv_length=9, cache_position=torch.arange(7, 9)) is None
+    with pytest.raises(NotImplementedError, match="the cache gives 12 keys of 9 tokens: must be a KVLabCache"):
+        mask_of(1, kv_length=12, cache_position=torch.arange(7, 9))
 
 
 def llama_logits(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

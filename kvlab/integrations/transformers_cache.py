@@ -179,7 +179,7 @@ class Pages:
     dtype: torch.dtype | None
     layers: dict[int, PagedKVCacheCollection] = field(default_factory=dict)
     widths: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """GrowingColumns of K and of V, or of latents and of rope."""
+    """Columns of K and of V, or of latents and of rope."""
 
     def hold(self, index: int, keys: torch.Tensor, values: torch.Tensor, latent: bool) -> None:
         """Make the pages of a layer when its first states ``[B, H, S, D]`` arrive; ValueError for others than those."""
@@ -380,7 +380,7 @@ class KVLabCache(Cache):
     # What transformers asks for.
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """GrowingColumns so far, padding among them."""
+        """Columns so far, padding among them."""
         return self._total
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:

@@ -258,7 +258,7 @@ def test_what_does_not_fit_changes_nothing(llama: Any) -> None:
 
 
 def test_rows_with_padding_are_cropped_and_chosen(llama: Any) -> None:
-    """GrowingColumns of padding among those that go take no token with them; a chosen row keeps its own."""
+    """Columns of padding among those that go take no token with them; a chosen row keeps its own."""
     exact = llama_logits(llama, IDS, MASK)
     cache = paged(llama)
     llama(IDS, attention_mask=MASK, position_ids=POSITIONS, **given(cache))

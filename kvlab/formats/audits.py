@@ -231,9 +231,7 @@ def _bytewise(field: Field) -> Field:
         piece if abs(piece.stride) != 4 else Piece(piece.axis, 2 * piece.divisor, piece.size // 2, 2 * piece.stride)
         for piece in field.pieces
     ]
-    first = field.base + sum(piece.stride * (piece.size - 1) for piece in field.pieces if piece.stride < 0)
-    back = sum(piece.stride * (piece.size - 1) for piece in halved if piece.stride < 0)
-    return Field(field.name, "u8", first // 8 * 8 - back, tuple(halved))
+    return Field(field.name, "u8", field.base // 8 * 8, tuple(halved))
 
 
 def _views(field: Field, flat: Bytes, bits: int, wanted: _Mask) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:

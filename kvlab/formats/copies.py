@@ -108,7 +108,7 @@ def _digits(here: Int64, there: Int64) -> list[tuple[Int64, Int64]]:
         steps = np.stack([np.diff(here), np.diff(there)])
         turns = np.flatnonzero((steps != steps[:, :1]).any(0))
         size = int(turns[0]) + 1 if turns.size else here.size
-        fits = here.size % size == 0 and all(
+        fits = all(
             np.array_equal(table, np.add.outer(table[::size], table[:size]).ravel()) for table in (here, there)
         )
         if not fits:

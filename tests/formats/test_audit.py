@@ -183,6 +183,22 @@ def test_a_watch_poisons_what_is_free_and_sees_what_is_written_there(
     put(made, buffer, field.name, 0xFF, layer=0, page=3, slot=2)
 
 
+@pytest.mark.parametrize("text", [
+    "page:6 slot:16 dim/2:4 -dim:2 k.s4", "page:6 -slot:16 (-dim:8 k.e2m1, pad:3)",
+    "-page:6 dim/2:4 slot:16 dim:2 k.u4",
+])
+def test_half_bytes_in_any_direction_are_poisoned_and_seen(text: str) -> None:
+    made = Format.parse(text)
+    cache = made.encode(np.ones(made.shape("k"), np.float32))
+    watch = Watch(cache, TABLE, LENGTHS, format=made)
+    used = audit(cache, TABLE, LENGTHS, format=made).used
+    assert np.array_equal((made.unpack(cache)["k"] == 15).all(-1), ~used)
+    at = made.where("k", page=3, slot=7, dim=5)
+    cache[at] = 0
+    with pytest.raises(AuditFailure, match="stray: k of page 3, slot 7 was written"):
+        watch.step(TABLE, LENGTHS)
+
+
 def test_a_page_that_is_freed_is_poisoned() -> None:
     cache = np.ones((6, 16, 2, 8), np.float32)
     watch = Watch(cache, [[4, 1]], [32])

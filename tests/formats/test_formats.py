@@ -272,3 +272,26 @@ def test_codes_are_the_nearest_of_their_type() -> None:
         x = rng.uniform(every.min(), every.max(), 500).astype(np.float32)
         near = stored.numbers(stored.codes(x))
         assert np.array_equal(np.abs(near - x), np.abs(every[:, None] - x).min(0))
+
+
+def test_halves_are_rounded_as_ggml_and_the_engines_do() -> None:
+    """Half up where a code has an offset (q4_0), half away from zero for other integers, half to even for floats."""
+    assert STORED["b4"].codes([0.5, -0.5, 1.5, -1.5]).tolist() == [9, 8, 10, 7]
+    assert STORED["s8"].codes([0.5, -0.5, 2.5, -2.5]).tolist() == [1, 255, 3, 253]
+    assert STORED["e2m1"].numbers(STORED["e2m1"].codes([2.5, 3.5, 5.0])).tolist() == [2, 4, 4]
+
+
+@pytest.mark.parametrize("name", ["flashinfer.nvfp4", "mla.584", "indexer.68"])
+def test_codes_are_the_nearest_under_the_scale_that_is_stored(name: str) -> None:
+    """A law: a coarse scale is rounded first, and the codes are made with what is stored."""
+    found, values = made(name)
+    codes = found.unpack(found.encode(*values))
+    part = found.parts[0]
+    scale = found.field(f"{part.name}_scale")
+    factor = np.repeat(scale.type.numbers(codes[scale.name]), scale.group("dim"), -1)
+    every = part.type.numbers(np.arange(1 << part.type.bits).astype(np.uint8))
+    every = np.unique(every[np.isfinite(every)])
+    x = (values[0] / factor)[:1, :1, :4]
+    stored = part.type.numbers(codes[part.name])[:1, :1, :4]
+    best = np.abs(every - x[..., None]).min(-1)
+    assert (np.abs(stored - x) <= best * (1 + 1e-5) + 1e-6).all()

@@ -178,3 +178,18 @@ def test_batches_of_many_sizes(batch: int) -> None:
     assert_accurate(x, out.cpu(), lse.cpu())
     step = plan(arrays[4], q_heads=2, kv_heads=1, head_dim=64)
     assert_accurate(x, mha_decode_paged(*arrays, plan=step).cpu())
+
+
+def test_decode_of_a_pool_too_small_for_equal_lengths_has_a_schedule() -> None:
+    """Without a word of the caller, and with the bits of ``balanced=True``."""
+    x = Case((4000, 70, 16, 200, 0, 33, 129, 90), heads=(32, 8), D=128).build()
+    arrays = x.torch("cuda")
+    used = sorted({int(page) for b, n in enumerate(x.lens) for page in x.table[b, : -(-int(n) // 16)]})
+    places = {page: i for i, page in enumerate(used)}
+    table = torch.tensor([[places.get(int(page), 0) for page in row] for row in x.table], dtype=torch.int32).cuda()
+    arrays = (arrays[0], *(cache[used].contiguous() for cache in arrays[1:3]), table, arrays[4])
+    out, lse = mha_decode_paged(*arrays, return_lse=True)
+    balanced = mha_decode_paged(*arrays, balanced=True, return_lse=True)
+    assert all(map(torch.equal, (out, lse), balanced))
+    assert_accurate(x, out.cpu(), lse.cpu())
+    assert mha_decode_paged.planned(*arrays).over_schedule

@@ -28,7 +28,7 @@ from kvlab.common.torch_here import is_traced
 P = ParamSpec("P")
 R = TypeVar("R")
 
-FLAGS = {"return_lse": False, "base2": False, "batch_invariant": False, "balanced": False, "causal": True,
+FLAGS = {"return_lse": False, "base2": False, "batch_invariant": False, "balanced": True, "causal": True,
          "check": True}
 """The keywords that are True or False, and whether they may be None."""
 NAMES = ("backend", "arch", "kv_layout")

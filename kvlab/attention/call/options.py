@@ -43,7 +43,7 @@ class DecodeOptions(FeatureOptions, SplitOptions, total=False):
     """Keywords of ``mha_decode_paged``."""
 
     backend: Backend
-    balanced: bool
+    balanced: bool | None
     plan: Schedule | None
 
 

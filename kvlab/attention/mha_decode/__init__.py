@@ -78,7 +78,9 @@ def mha_decode_paged(
                  device; S of up to 16; the kernels of :func:`~kvlab.attention.attend_paged`; the same lengths give the
                  same order of sums. With ``batch_invariant`` units have 2048 keys, or as many times 64 as an
                  item has rows, so that a sequence has the same bits in any batch. num_splits must
-                 be left out; with leftpad_k or q_positions the list has all keys of a sequence
+                 be left out; with leftpad_k or q_positions the list has all keys of a sequence. None: on a GPU, where
+                 the pool has less than two fifths of the pages that the table of several sequences could name, and
+                 neither num_splits nor batch_invariant is given
     plan         None, or what :func:`~kvlab.attention.plan` made of ``seq_lens`` and S: made once a step, it serves all
                  layers; ``balanced`` then, without a list of the call's own
     mask_value   accepted for callers of MAX, a number below infinity; a masked key has weight 0 whatever it is

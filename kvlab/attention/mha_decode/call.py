@@ -18,13 +18,29 @@ from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
-from kvlab.common.arrays import add_axis, address_of, element_strides
+from kvlab.common.arrays import add_axis, address_of, element_strides, on_gpu
 from kvlab.common.checks import require
 
 from .config import MAX_ROWS, choose_config, problem_of
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
 
 MAX_TOKENS, MAX_TOKENS_BALANCED = 4, 16
+
+
+def lengths_must_differ(cache: Any, table: Any) -> bool:
+    """Tells whether a pool has less than two fifths of the pages that the table could name: unless sequences share most
+    of theirs, they cannot all be nearly as long as the table is wide. What the lengths are nobody asks, as that would
+    wait for the GPU.
+
+    >>> import numpy as np
+    >>> equal, one_long = (np.empty((pages, 16, 8, 128), np.float16) for pages in (64 * 10, 9 + 63 * 2))
+    >>> lengths_must_differ(equal, np.empty((64, 10))), lengths_must_differ(one_long, np.empty((64, 10)))
+    (False, True)
+    """
+    pages: tuple[int, ...] = getattr(cache, "shape", ())
+    named: tuple[int, ...] = getattr(table, "shape", ())
+    return len(pages) == 4 and len(named) == 2 and named[0] > 1 and 5 * pages[0] < 2 * named[0] * named[1]
+
 
 class PagedDecode(PlannedCall):
     """A decode over pages of K and V ``[pages, page_size, Hkv, ..]``; siblings take q and out as ``[B, S, Hq, ..]``."""
@@ -41,7 +57,7 @@ class PagedDecode(PlannedCall):
     out_may_be = "q"
     num_splits: int | None = None
     mask_value: float = MASK_VALUE
-    balanced: bool = False
+    balanced: bool | None = None
     q: Any
     k_cache: Any
     v_cache: Any
@@ -130,6 +146,12 @@ class MHADecode(PagedDecode):
     """Of ``mha_decode_paged``."""
 
     operation = "mha_decode"
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        if self.balanced is None and self.schedule is None and on_gpu(self.q):
+            fixed = self.batch_invariant or self.num_splits is not None
+            self.over_schedule = not fixed and lengths_must_differ(self.k_cache, self.block_table)
 
 
 def arrays_of_collection(q: Any, cache: Any, layer: int) -> dict[str, Any]:

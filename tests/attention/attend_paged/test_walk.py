@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from caught import Caught, as_launched
@@ -19,6 +20,7 @@ from yardsticks import assert_accurate, bits
 from kvlab.attention import explain, mha_decode_paged, plan
 from kvlab.attention.attend_paged import emulator
 from kvlab.attention.attend_paged.config import TWINS, WalkConfig, choose_walks, register_limit, walk_of
+from kvlab.attention.mha_decode import call as decode_call
 from kvlab.attention.mha_decode import emulator as unsplit
 from kvlab.attention.mha_decode.config import choose_config, problem_of
 from kvlab.mirror import check, check_sources, lockstep
@@ -138,8 +140,27 @@ def test_the_public_call(backend: str) -> None:
     assert told.grid == (396,)
 
 
+def test_where_lengths_must_differ_a_gpu_has_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By sizes alone: 9 sequences of 4 pages and one of 34, in a pool of 70 of the 340 pages that the table could name.
+    What a caller fixed stays; one sequence has no other to wait for.
+    """
+    monkeypatch.setattr(decode_call, "on_gpu", lambda array: True)
+    x = Case((34 * 16, *[64] * 9)).build()
+    q, k, v, table, lens = x.arrays
+    k, v = (np.concatenate([a] * 9)[:70] for a in (k, v))
+
+    def over(*arrays: Any, **options: Any) -> bool:
+        return bool(mha_decode_paged.made(*arrays, **options).over_schedule)
+
+    assert over(q, k, v, table, lens)
+    given: tuple[dict[str, Any], ...] = {"balanced": False}, {"num_splits": 2}, {"batch_invariant": True}
+    assert not any(over(q, k, v, table, lens, **fixed) for fixed in given)
+    assert not over(q, k, v, table[:, :14], lens)
+    assert not over(q[:1], k, v, table[:1], lens[:1])
+
+
 @pytest.mark.parametrize("options, words", [
-    ({"balanced": 1}, "balanced is 1: must be True or False"),
+    ({"balanced": 1}, "balanced is 1: must be True, False or None"),
     ({"balanced": True, "num_splits": 2}, "num_splits with balanced=True"),
     ({"balanced": True, "backend": "hopper", "softcap": 3.0}, "backend is 'hopper' with softcap: must be"),
     ({}, "q has 5 new tokens a sequence: must be 1 to 4"),

@@ -15,15 +15,23 @@ from .summary import notes
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:1060px;margin:2.5rem auto;padding:0 1rem}
-h1{font-size:1.9rem;line-height:1.2;margin:0 0 .3rem}h2{font-size:1.25rem;margin:3rem 0 .5rem}
+h1{font-size:1.9rem;line-height:1.2;margin:0 0 .3rem}h2{font-size:1.25rem;margin:2rem 0 .5rem}
 p{max-width:46rem}.table+p{margin-top:1rem}
 .quiet{opacity:.7;font-size:.85rem}figure{margin:1.5rem 0;overflow-x:auto}
 .table{overflow-x:auto}
 table{border-collapse:collapse;font-size:.72rem;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem .4rem;text-align:right;white-space:nowrap}thead th{font-weight:600;vertical-align:bottom}
 thead tr:last-child th{border-bottom:1px solid currentColor}tbody tr:nth-child(3n) td{border-bottom:1px solid #8884}
+nav{margin:1.2rem 0 0}nav a,summary{color:inherit}summary{cursor:pointer;margin:.6rem 0;font-weight:600}
+details:not([open])>:not(summary){display:none}
 td.none{opacity:.6}td.bad{font-weight:700;color:#c4006a}
 """
+
+
+_WAY = (
+    "Six places, the same byte marked in each; beside them the lines of the kernel and of its emulator that take it "
+    "there, and how far their values were apart."
+)
 
 
 def write_page(
@@ -33,13 +41,26 @@ def write_page(
     token = pictures.shown_token(capture)
     layer = len(capture.layers) // 2
     run = steps[layer].lockstep["sm_90"]
+    config = steps[layer].config
+    first = pictures.diagonal(capture, config)
+    scroll = pictures.scroll(capture, pool, config, layer, token, run)
+    sections = [("why", first.heading, _shown(first))] if first is not None else []
+    if scroll is not None:
+        sections.append(("way", "The way of one byte", f"<p>{_WAY}</p><figure>{scroll._repr_html_()}</figure>"))
+    names = [*ARCHS, "triton", *(["gpu"] if gpu else [])]
+    chart = pictures.errors(steps, names)
+    figure = f"<figure>{chart.inline}</figure>" if chart is not None else ""
+    table = f"<details><summary>All numbers: errors, bytes moved, wavefronts</summary>{_table(steps, gpu)}</details>"
+    sections.append(("errors", "Every step, every sibling", figure + table))
     chapters = [
-        pictures.path(capture, pool, steps[layer].config, layer, token),
         pictures.pages(pool, capture.tokens, token),
-        pictures.sm_90(capture, steps[layer].config, token),
+        pictures.sm_90(capture, config, token),
         pictures.gfx950(capture, pool, layer),
     ]
-    sections = [_chapter(chapter) for chapter in chapters if chapter is not None]
+    folded = [(chapter.heading, _shown(chapter)) for chapter in chapters if chapter is not None]
+    folded.append(("The kernel and its emulator, line by line", _lockstep(steps[layer])))
+    more = "".join(f"<details><summary>{html.escape(name)}</summary>{shown}</details>" for name, shown in folded)
+    sections.append(("more", "A closer look", more))
     title = "A KV cache on its way from DRAM to registers"
     model = html.escape(str(capture.metadata.get("model", "a capture of your own")))
     body = f"""<h1>{title}</h1>
@@ -49,23 +70,27 @@ tokens, {capture.decode_steps} decode steps &middot; {capture.query_heads} query
 <p>Every decode step was computed by the float64 reference, by the emulator of two machines, which moves each byte
 through pages, shared memory and fragments, and by the production Triton kernel. Below: how far they are apart, what
 moved, and the way of one key, token {token}, in pictures.</p>
-<h2>Every step, every sibling</h2>
-{_table(steps, gpu)}
-{"".join(sections)}
-<h2>The kernel and its emulator, line by line</h2>
-<p>Both ran in lockstep (sm_90) on layer {steps[layer].layer}, step {steps[layer].step}: after each step of the
-algorithm the outputs named in its marker were compared, for every program and every iteration. Between the sources
-stand the largest differences.</p>
-<figure>{run.to_html()}</figure>"""
+<nav>{" &middot; ".join(f'<a href="#{anchor}">{html.escape(heading)}</a>' for anchor, heading, _ in sections)}</nav>
+{"".join(f'<h2 id="{anchor}">{html.escape(heading)}</h2>{shown}' for anchor, heading, shown in sections)}"""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
     path.write_text(document(f"kvlab: {title}", body, style=_STYLE), encoding="utf-8")
     return path
 
 
-def _chapter(chapter: pictures.Chapter) -> str:
+def _shown(chapter: pictures.Chapter) -> str:
+    """Words and pictures."""
     figures = "".join(f"<figure>{picture.inline}</figure>" for picture in chapter.pictures)
-    return f"<h2>{html.escape(chapter.heading)}</h2><p>{html.escape(chapter.words)}</p>{figures}"
+    return f"<p>{html.escape(chapter.words)}</p>{figures}"
+
+
+def _lockstep(step: Step) -> str:
+    """The two sources side by side."""
+    return (
+        f"<p>Both ran in lockstep (sm_90) on layer {step.layer}, step {step.step}: after each step of the algorithm "
+        "the outputs named in its marker were compared, for every program and every iteration. Between the sources are "
+        f"the largest differences.</p><figure>{step.lockstep['sm_90'].to_html()}</figure>"
+    )
 
 
 def _table(steps: list[Step], gpu: str | None) -> str:

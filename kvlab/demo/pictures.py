@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,17 +12,23 @@ from kvlab.cache import PagedKVCacheCollection
 from kvlab.data import Capture
 from kvlab.hardware import get_atom, wavefronts
 from kvlab.layout import Swizzle
+from kvlab.mirror import Lockstep
 from kvlab.staging import DecodeStreamingKVBuffer, KVBufferParams, MmaSyncShape, SwizzledTile
 from kvlab.staging.gfx950.mfma_cta import MfmaShape
 from kvlab.viz import (
     BytePath,
+    ByteScroll,
     Picture,
     draw_atom,
     draw_cure,
+    draw_errors,
+    draw_one_diagonal,
     draw_page_table,
     draw_path_of_a_byte,
     draw_shared_memory,
 )
+
+from .steps import Step
 
 
 def shown_token(capture: Capture) -> int:
@@ -85,17 +92,53 @@ def byte_path(
     )
 
 
+def diagonal(capture: Capture, config: DecodeConfig) -> Chapter | None:
+    """The tile of keys without and with its swizzle; None for float32, which has none."""
+    if capture.dtype.itemsize != 2:
+        return None
+    shape = MmaSyncShape(config.BM, config.BN, capture.head_dim, config.BD, capture.dtype)
+    words = (
+        f"A key of this model has {shape.place('k').row_bytes} bytes in a row of shared memory. A matrix instruction "
+        "asks for the same 16 bytes of 8 keys at once. In plain rows they crowd in few groups of banks and come one "
+        "after the other; permuted, they lie in all groups: one diagonal."
+    )
+    return Chapter("Why a key lies swizzled", words, (draw_one_diagonal(shape.place("k")),))
+
+
 def path(
     capture: Capture, pool: PagedKVCacheCollection, config: DecodeConfig, layer: int, token: int
 ) -> Chapter | None:
     """The whole way of one byte in one strip; None for float32, which has no fragments."""
     if capture.dtype.itemsize != 2:
         return None
-    followed = byte_path(
-        capture, pool, config, layer, capture.kv_heads - 1, token, element=min(37, capture.head_dim - 1)
-    )
+    followed = _followed(capture, pool, config, layer, token)
     words = "Six places, the same byte marked in each; the sections below look at them one by one."
     return Chapter("The way of one byte", words, (draw_path_of_a_byte(followed),))
+
+
+def _followed(
+    capture: Capture, pool: PagedKVCacheCollection, config: DecodeConfig, layer: int, token: int
+) -> BytePath:
+    """The element that the page follows."""
+    element = min(37, capture.head_dim - 1)
+    return byte_path(capture, pool, config, layer, capture.kv_heads - 1, token, element=element)
+
+
+def scroll(
+    capture: Capture, pool: PagedKVCacheCollection, config: DecodeConfig, layer: int, token: int, run: Lockstep
+) -> ByteScroll | None:
+    """The way of one byte, place after place, with the lines of ``run``; None for float32."""
+    if capture.dtype.itemsize != 2:
+        return None
+    followed = _followed(capture, pool, config, layer, token)
+    value = pool.get_key_cache(layer).load(0, followed.head, token, followed.element, width=1)[0]
+    return ByteScroll(followed, value, run)
+
+
+def errors(steps: Sequence[Step], names: Sequence[str]) -> Picture | None:
+    """The errors of the siblings; None where nothing was compared."""
+    rows = {name: [(step.errors[name], step.allowed) for step in steps if name in step.errors] for name in names}
+    return draw_errors({name: row for name, row in rows.items() if row}) if any(rows.values()) else None
 
 
 def sm_90(capture: Capture, config: DecodeConfig, token: int) -> Chapter:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .atom import draw_atom as draw_atom
     from .charts.byte_budget import ByteBudget as ByteBudget
     from .charts.byte_budget import draw_byte_budget as draw_byte_budget
+    from .charts.errors import draw_errors as draw_errors
     from .charts.roofline import RooflinePoint as RooflinePoint
     from .charts.roofline import draw_roofline as draw_roofline
     from .charts.schedule import draw_schedule as draw_schedule
@@ -103,6 +104,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_schedule": ("charts.schedule", "kvlab.attention:Schedule"),
     "draw_roofline": ("charts.roofline", ""),
     "draw_shares": ("charts.shares", ""),
+    "draw_errors": ("charts.errors", ""),
     "draw_byte_budget": ("charts.byte_budget", "kvlab.viz:ByteBudget"),
 }
 """Function -> the file of this room that holds it, dotted where it lies in a folder, and the classes,

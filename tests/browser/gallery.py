@@ -454,6 +454,7 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "schedule of many": lambda: plan(range(1, 5000, 3), q_heads=16, kv_heads=1),
     # views of HTML, and a run as a picture
     "byte budget": budget,
+    "errors": lambda: viz.draw_errors({"emulator": [(1e-4, 1e-3), (3e-4, 1e-3)], "Triton": [(5e-3, 1e-3)]}),
     "byte budget, plain": lambda: viz.draw_byte_budget(budget(), batch=1, context=1 << 16, swizzled=False),
     "scroll of a byte": lambda: viz.ByteScroll(followed(), np.float16(0.5), run("lockstep")),
     **{name: partial(run, name) for name in ("lockstep", "lockstep, two twins", "lockstep that differs")},

@@ -1,6 +1,6 @@
 """Pages and files of our own: the demo's and mirror's pages, pictures as files, the files that the documents show.
 
-Rests on: as ``test_hosts.py``; a page fits a narrow window.
+Rests on: as ``test_hosts.py``; a page fits a narrow window, the demo's five screens until something is unfolded.
 """
 
 from __future__ import annotations
@@ -82,6 +82,9 @@ def test_a_page_is_legible_and_fits_a_narrow_window(name: str, page: Callable[..
     for prefers in ("light", "dark"):
         tab = page(prefers)
         tab.open(html, tmp_path)
+        if name.startswith("demo"):
+            assert tab.tab.evaluate("document.documentElement.scrollHeight") <= 5 * 900, "screens"
+        tab.tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         assert not tab.faults(tab.tab.query_selector("body")), prefers
         assert not tab.errors
         assert not tab.scrolls_sideways()

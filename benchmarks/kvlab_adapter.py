@@ -40,14 +40,16 @@ def prefill_paged(
 ) -> Any:
     """Prefill of sequences of any lengths over a paged cache that already holds the new keys.  -> [T, Hq, D]
 
-    A few tokens each, as many of all, are a decode; otherwise few rows, or a mean far below the most, go by a schedule.
+    A few tokens each, as many of all, are a decode; otherwise few rows, chunks that Hopper's tiles over a schedule
+    take, or a mean far below the most, go by a schedule.
     """
     arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
     batch, total, group = seq_lens.shape[0], q.shape[0], q.shape[1] // k_cache.shape[2]
     if causal and total == batch * max_seqlen_q and max_seqlen_q <= 4:
         drafts = q.unflatten(0, (batch, max_seqlen_q))
         return _call(mha_decode_paged, drafts, *arrays[1:5], window=window, scale=scale).flatten(0, 1)
-    if max_seqlen_q * group <= 32 or 4 * total <= batch * max_seqlen_q:
+    chunks = max_seqlen_q <= 512 and q.shape[2] in (64, 128) and group & (group - 1) == 0
+    if chunks or max_seqlen_q * group <= 32 or 4 * total <= batch * max_seqlen_q:
         return _call(attend_paged, *arrays, max_seqlen_q=max_seqlen_q, causal=causal, window=window, scale=scale)
     return _call(mha_prefill_paged, *arrays, max_seqlen_q=max_seqlen_q, causal=causal, window=window, scale=scale)
 

@@ -365,7 +365,7 @@ def planned(task: Task, costs: Costs, tile: Costs) -> tuple[float, float]:
     step: Schedule | None = schedule_of(task)
     while step is not None:
         large = step.config.BM > FEW_ROWS
-        heads = step.config.BM / 128 if large else task.key_bytes / 512
+        heads = (step.config.BM / 128 if large else task.key_bytes / 512) * step.config.block / KEYS
         unit = replace(tile if large else costs, **({"fixed": 3.0} if us else {}))
         us += predict(replace(of_schedule(step, task.key_bytes), heads=heads), unit)
         total, most = total + float(step.costs.mean()), most + float(step.costs.max())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from decode_cases import Case, Inputs
+from hopper_chip import ON_HOPPER
 from prefill_cases import Case as MixedCase
 from yardsticks import assert_accurate, nothing_waits
 
@@ -78,7 +79,8 @@ def test_random_mixed_batches(seed: int) -> None:
     poison()
     outs = [torch.full_like(q, float("nan")) for _ in range(3)]
     with nothing_waits():
-        step = plan(lens, (starts, int(q.shape[0])), window=x.case.window, **heads) if q.shape[0] else None
+        room = int(arrays[3].shape[1]) * x.case.page
+        step = plan((lens, room), (starts, int(q.shape[0])), window=x.case.window, **heads) if q.shape[0] else None
         made = [attend_paged(*arrays, **options | {"out": outs[i], "plan": step if i == 2 else None},
                              return_lse=True) for i in range(3)]
     for found in (made[0], made[2]):
@@ -87,6 +89,35 @@ def test_random_mixed_batches(seed: int) -> None:
     same = step is None or [walk.schedule for walk in walks] == [one.config for one in step.walks]
     for other in made[1 : 3 if same else 2]:
         assert all(map(torch.equal, made[0], other))
+
+
+CHUNKS = [
+    MixedCase(((130, 900), (64, 700), (1, 3000), (0, 40), (33, 33), (512, 512), (9, 20)), (8, 2), 128, form="paged"),
+    MixedCase(((300, 6000), (17, 17), (129, 4000), (3, 0), (70, 20)), (8, 1), 128, form="paged", page=64, hnd=True),
+    MixedCase(((300, 2000), (90, 90)), (4, 4), 64, form="paged", page=128, dtype="fp16", causal=False),
+    MixedCase(((300, 2000), (90, 900), (200, 300)), (8, 2), 64, form="paged", window=100),
+    MixedCase(((300, 5000), (90, 900)), (8, 2), 128, form="paged", window=1000, softcap=20.0, strided=True),
+    MixedCase(((300, 2000), (90, 900)), (8, 2), 128, DV=64, form="paged", page=32),
+    MixedCase(((40, 20_000), (40, 100)), (64, 1), 128, form="paged", page=16),
+    MixedCase(tuple((128, 128 + 900 * i) for i in range(12)), (32, 8), 128, form="paged", page=16),
+]
+
+
+@ON_HOPPER[1]
+@pytest.mark.parametrize("case", CHUNKS, ids=str)
+def test_chunks_by_tiles_of_hopper(case: MixedCase) -> None:
+    """Over NaN, twice with the same bits; NaN lies in all keys that no row sees; what "auto" takes."""
+    x = case.build()
+    x.poison_before_window()
+    _, arrays, options = x.arguments("cuda")
+    assert explain(attend_paged, *arrays, **options).backend == "hopper"
+    poison()
+    outs = [torch.full((*arrays[0].shape[:2], x.v.shape[3]), float("nan"), dtype=arrays[0].dtype, device="cuda")
+            for _ in range(2)]
+    with nothing_waits():
+        made = [attend_paged(*arrays, **options | {"out": out}, return_lse=True, backend="hopper") for out in outs]
+    assert_accurate(x, *(array.cpu() for array in made[0]))
+    assert all(map(torch.equal, *made))
 
 
 def test_a_captured_graph_is_replayed_with_other_lengths() -> None:

@@ -51,10 +51,10 @@ def attend_paged(
                  than a tile of 32 rows, and tiles that do not follow from others; a plan is one with
                  ``batch_invariant=True``. Partial results then take room for the keys of a row of the table
     backend      "auto": the emulator for NumPy arrays, the Triton kernels for torch tensors (interpreted on the CPU);
-                 on sm_90 the Gluon kernel for what it can do, where ``max_seqlen_q`` says that no sequence has more
-                 than 16 rows of a KV head; "reference" (float64), "emulator", "triton"; "hopper": the Gluon kernel (its
-                 emulator where the arrays are not on a GPU) for sequences of up to 32 rows, ValueError for what it
-                 cannot do
+                 on sm_90 Gluon kernels for what they can do: prefill tiles for sequences of more than 32 rows of a KV
+                 head, the ring of decode where ``max_seqlen_q`` says that none has more than 16; "reference" (float64),
+                 "emulator", "triton"; "hopper": these kernels (their emulators where the arrays are not on a GPU), the
+                 ring for sequences of up to 32 rows, ValueError for what both cannot do
     arch         the machine that is emulated: "sm_80", "sm_90", or "gfx950" with D = Dv of 64, 128, 256 or 512
     arithmetic   of the emulator: "float32", or "chip", provisional
     check        look at the values of seq_lens, block_table and cu_seqlens_q, and whether the plan was made of them.

@@ -18,9 +18,13 @@ from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu
 from kvlab.attention.mha_decode.call import check_pairs
 from kvlab.attention.mha_decode.hopper_config import SUPPORTED, hopper_declined, hopper_lacks
+from kvlab.attention.mha_prefill.config import PrefillInputs
+from kvlab.attention.mha_prefill.hopper_config import LIST_SUPPORTED, list_lacks
+from kvlab.attention.tiles.pages import Sequences
 from kvlab.common.arrays import add_axis
 
-from .config import FEW_ROWS, ragged_problem
+from .config import FEW_ROWS, LARGE_ROWS, ragged_problem
+from .hopper_config import tiles_walk, with_tiles
 
 
 class AttendPaged(PlannedCall, PrefillCall):
@@ -63,8 +67,13 @@ class AttendPaged(PlannedCall, PrefillCall):
         q, k_cache, v_cache, table, _, starts = self.arrays
         problem, emulated = ragged_problem(q, k_cache, v_cache, table, starts), None
         few = replace(problem, tokens=min(self.longest, max(1, FEW_ROWS // problem.group)))  # of the first walk
-        lacks = hopper_lacks(q, k_cache, v_cache, few, self.features, FEW_ROWS) or self.lacks_ring()
-        chosen, reason, hopper = choose_with_hopper(q, self.backend, lacks, hopper_declined(few), SUPPORTED)
+        ring = hopper_lacks(q, k_cache, v_cache, few, self.features, FEW_ROWS) or self.lacks_ring()
+        many, declined = self.longest * problem.group > LARGE_ROWS // 2, hopper_declined(few)
+        inputs = PrefillInputs(q, k_cache, v_cache, Sequences(starts, None, table), self.into, self.features)
+        tiles = (list_lacks(inputs, scale) or self.lacks_tiles()) if many else "no more rows than small tiles have"
+        lacks, supported = (tiles, LIST_SUPPORTED) if many and (tiles is None or ring) else (ring, SUPPORTED)
+        reasons = lacks, None if tiles is None else declined and (tiles if many else declined)
+        chosen, reason, hopper = choose_with_hopper(q, self.backend, *reasons, supported)
         if chosen == "emulator" and hopper:
             emulated = "sm_90"
         elif chosen == "emulator":
@@ -73,9 +82,18 @@ class AttendPaged(PlannedCall, PrefillCall):
             check_emulated("mha_decode", emulated, q, caches, {"k_cache": depths})
         if problem.pairs:
             check_fp8_gpu(q)
-        config = self.walks(problem, self.longest, emulated, hopper=hopper)
+        rings = ring is None and (self.backend == "hopper" or declined is None)
+        config = self.walks(problem, self.longest, emulated, hopper=hopper and rings)
+        config = with_tiles(config, problem, self.features) if hopper and tiles is None else config
         told = Explanation("attend_paged", chosen, reason, config, config.grid(problem), emulated)
         return told, problem, "triton" if chosen == "hopper" else chosen
+
+    def lacks_tiles(self) -> str | None:
+        """Feature of a schedule that Hopper's prefill tiles lack, None if they walk a list of it."""
+        if self.batch_invariant:
+            return "batch_invariant=True over a schedule"
+        lists = [True] if self.schedule is None else [tiles_walk(one.config) for one in self.schedule.walks]
+        return None if any(lists) else "a plan of other tiles"
 
     def listed(self) -> tuple[Any, Any]:
         return self.seq_lens, self.cu_seqlens_q

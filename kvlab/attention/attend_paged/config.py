@@ -64,6 +64,10 @@ LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 FEW_ROWS = 32
 """Rows of a tile that three programs of an SM have; sequences of more have tiles of their own."""
 MOST_TOGETHER = 4
+SHORT_KEYS = 512
+"""Keys of a sequence that stay in L2: its tiles need not be walked side by side to read them once."""
+LARGE_ROWS, LARGE_BLOCK, LARGE_OVERHEAD = 128, 128, 1
+"""Rows of the largest tile, keys of the key blocks of its units, and of how many the beginning takes as long as."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,15 @@ class Walk:
     """The :class:`~kvlab.attention.mha_decode.hopper_config.HopperDecodeConstants` of the ring of TMA boxes where
     Hopper's kernel walks the list, in programs of HEADS KV heads.
     """
+    wide: Any = None
+    """The :class:`~kvlab.attention.mha_prefill.hopper_config.HopperPrefillConstants` where Hopper's prefill
+    tiles do.
+    """
+
+    @property
+    def module(self) -> str | None:
+        """Name of the module whose kernel walks the list on Hopper, None of the portable walk."""
+        return "hopper" if self.ring is not None else "wide.hopper" if self.wide is not None else None
 
     def grid(self, problem: DecodeProblem) -> tuple[int]:
         """Programs. The lengths have no part in it: a CUDA graph may be replayed."""
@@ -213,7 +226,12 @@ def choose_walks(
         if rows > (FEW_ROWS if several else MOST_TOGETHER * FEW_ROWS):
             tiles = _large(tiles, problem, rows, arch, shared, biased)
         together = max(1, min(MOST_TOGETHER, -(-rows // tiles.BM)))
-        walk = walk_of(replace(tiles, row_tiles=together, longest_first=0), problem, processors=processors)
+        if tiles.BM == LARGE_ROWS and problem.max_keys <= SHORT_KEYS and not batch_invariant:
+            together = 1
+        large = {}
+        if tiles.BM == LARGE_ROWS:
+            large = {"block": LARGE_BLOCK, "overhead": LARGE_OVERHEAD, "least": LARGE_OVERHEAD + 1}
+        walk = walk_of(replace(tiles, row_tiles=together, longest_first=0), problem, processors=processors, **large)
         unit = INVARIANT_KEYS // walk.schedule.block * max(1, walk.schedule.rows // FEW_ROWS) if batch_invariant else 0
         walks.append(replace(walk, schedule=replace(walk.schedule, unit=unit)))
     if several:
@@ -230,7 +248,7 @@ def _large(
     one = tiles.columns[1] == tiles.v_columns[1] == 0
     if problem.itemsize != 2 or traits(arch).products != "wgmma" or max(problem.widths) > 128 or not one:
         return tiles
-    BM = 64 if rows <= 64 else 128
+    BM = 64 if rows <= 64 else LARGE_ROWS
     large = replace(tiles, BM=BM, BN=64, num_warps=BM // 16, num_stages=2)
     fits = shared_bytes(large, problem, arch, biased=biased) <= (shared or shared_limit(arch))
     return large if fits else replace(large, num_stages=1)

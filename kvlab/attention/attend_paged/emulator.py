@@ -20,7 +20,7 @@ from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.merge_states.emulator import lane_sum
 from kvlab.attention.mha_decode.emulator import load_rows
 from kvlab.attention.schedule.config import ScheduleConfig, list_parts
-from kvlab.attention.schedule.emulator import item_blocks, unit_size, units_of
+from kvlab.attention.schedule.emulator import item_blocks, team_items, unit_size, units_of
 from kvlab.attention.schedule.emulator import launch as make_list
 from kvlab.attention.tiles.masked import load, store
 from kvlab.attention.tiles.online_softmax import log_sum, weigh
@@ -32,20 +32,6 @@ from kvlab.staging import Traffic, ceildiv, program_ids, ragged_range
 from .config import AttendProblem, Walk, WalkConfig, ragged_problem, schedule_problem
 
 Array = np.ndarray[Any, Any]
-
-
-def team_items(
-    work: Array, starts: Array, firsts: Array, team: Array, REACH: int
-) -> tuple[Array, Array, Array, Array]:
-    """(begin, until, first, last) ``[P]``: the places of each team, and the items ``first ... last`` that lie there;
-    one of which it has no more than REACH places is left to the next team.
-    """
-    share = work[0]
-    begin = team * share
-    until = np.minimum(begin + share, work[1])
-    first = firsts[team]
-    last = firsts[team + 1]
-    return begin, until, first, last + (starts[last] + REACH < until).astype(np.int32)
 
 
 def item_of(sequences: Array, tiles: Array, item: Array, LISTED: bool) -> tuple[Array, Array]:
@@ -362,11 +348,11 @@ def launch(
         part, part_lse = np.full((*shape, problem.v_dim), np.nan, np.float32), np.full(shape, np.nan, np.float32)
         lists, results = WalkLists(seq_lens, cu_seqlens, work), WalkResults(o_rows, lse_rows, part, part_lse)
         with traffic.launch():
-            if one.ring is None:
+            if one.module is None:
                 walk(q_rows, keys, values, lists, results, scale_log2, features, problem, one, arch, traffic)
             else:
-                hopper = importlib.import_module("kvlab.attention.attend_paged.hopper_emulator")
+                hopper = importlib.import_module(f"kvlab.attention.attend_paged.{one.module}_emulator")
                 caches = k_cache, v_cache, block_table
-                hopper.walk(q_rows, *caches, lists, results, np.float32(scale_log2), features, problem, one, traffic)
+                hopper.walk(q_rows, *caches, lists, results, scale_log2, features, problem, one, traffic)
         join(lists, results, features, problem, one, traffic)
     return out, lse

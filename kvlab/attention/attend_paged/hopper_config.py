@@ -1,4 +1,4 @@
-"""Walks over a schedule that Hopper's ring of TMA boxes takes: which, and its blocks."""
+"""Walks over a schedule that Hopper's kernels take, the ring of TMA boxes or prefill tiles: which, and their blocks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mha_decode.hopper_config import BLOCK, HopperDecodeConstants, has_depths
 from kvlab.attention.mha_decode.hopper_config import shared_bytes as ring_bytes
+from kvlab.attention.mha_prefill.hopper_config import listed_constants
 from kvlab.attention.schedule.config import ScheduleConfig
 
-from .config import WalkConfig
+from .config import LARGE_BLOCK, LARGE_ROWS, WalkConfig
 
 PROGRAMS = {16: 2, 32: 1}
 """Rows of a tile -> programs that a processor has room for, of one KV head each."""
@@ -75,3 +77,19 @@ def left_bytes(C: HopperDecodeConstants) -> int:
 def shared_bytes(C: HopperDecodeConstants) -> int:
     """Bytes of shared memory that the kernel takes at most."""
     return ring_bytes(C) + left_bytes(C)
+
+
+def tiles_walk(schedule: ScheduleConfig) -> bool:
+    """Tells whether the items and key blocks of a list are tiles and blocks of Hopper's prefill kernel."""
+    return (schedule.BM, schedule.block, schedule.unit) == (LARGE_ROWS, LARGE_BLOCK, 0)
+
+
+def with_tiles(config: WalkConfig, problem: DecodeProblem, features: Features) -> WalkConfig:
+    """The walks of a call, those over lists of large tiles by Hopper's prefill kernel."""
+    sizes = problem.head_dim, problem.v_dim, problem.group, problem.page_size, features
+    walks = []
+    for one in config.walks:
+        schedule = one.schedule
+        wide = listed_constants(*sizes, together=schedule.together, overhead=schedule.overhead)
+        walks.append(replace(one, wide=wide if tiles_walk(schedule) else None))
+    return WalkConfig(tuple(walks))

@@ -127,7 +127,7 @@ def consume(cta: HopperDecodeCTA, x: HopperWalkLaunch, walked: Walked) -> Iterat
 
 def walk(
     q_array: Array, k_cache: Array, v_cache: Array, table: Array, lists: WalkLists, results: WalkResults,
-    scale_log2: np.float32, features: Features, problem: AttendProblem, config: Walk, traffic: Traffic,
+    scale_log2: float, features: Features, problem: AttendProblem, config: Walk, traffic: Traffic,
 ) -> None:
     """The query rows of HEADS KV heads of item after item, against the keys of a team's units."""
     C, schedule, work = config.ring, config.schedule, lists.work
@@ -136,7 +136,7 @@ def walk(
     boxes = {name: TmaDescriptor.of(x, (1, C.BOX, C.HEADS, 64), "128B") for name, x in caches.items()}
     parts, lanes = list_parts(config.items(problem)), schedule.lanes(problem.kv_heads)
     x = HopperWalkLaunch(
-        L, problem, lanes, len(k_cache), q_array, table, lists, parts, features, results, scale_log2
+        L, problem, lanes, len(k_cache), q_array, table, lists, parts, features, results, np.float32(scale_log2)
     )
     dtype = np.dtype(np.float16) if C.PAIRS else q_array.dtype
     starts, firsts = work[parts[0] :], work[parts[3] :]

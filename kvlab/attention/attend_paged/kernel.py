@@ -44,7 +44,7 @@ from kvlab.attention.mha_decode.kernel import (
     zeros,
 )
 from kvlab.attention.schedule.config import list_parts
-from kvlab.attention.schedule.kernel import item_blocks, unit_size, units_of
+from kvlab.attention.schedule.kernel import item_blocks, team_items, unit_size, units_of
 from kvlab.attention.schedule.kernel import launch as make_list
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx
 from kvlab.attention.tiles.strides import PageStrides, RowStrides, in_units, leading_strides
@@ -102,19 +102,6 @@ class WalkConstants(NamedTuple):
     LISTED: bool
     FIXED: int
     UNIT: int
-
-
-@triton.jit
-def team_items(list_ptr, starts_ptr, firsts_ptr, team, REACH: tl.constexpr):
-    """(begin, until, first, last): the places of a team, and the items ``first ... last`` that lie there; one of which
-    it has no more than REACH places is left to the next team.
-    """
-    share = tl.load(list_ptr)
-    begin = team * share
-    until = tl.minimum(begin + share, tl.load(list_ptr + 1))
-    first = tl.load(firsts_ptr + team)
-    last = tl.load(firsts_ptr + team + 1)
-    return begin, until, first, last + (tl.load(starts_ptr + last) + REACH < until).to(tl.int32)
 
 
 @triton.jit
@@ -420,7 +407,7 @@ def _launch_walk(
     part = out.new_empty((places, tiles.BM, problem.v_dim), dtype=torch.float32)
     part_lse = lse.new_empty((places, tiles.BM))
     written = out, lse, part, part_lse
-    hopper = None if one.ring is None else importlib.import_module("kvlab.attention.attend_paged.hopper")
+    hopper = None if one.module is None else importlib.import_module(f"kvlab.attention.attend_paged.{one.module}")
     if hopper is None:
         kernel, pointers = walk, (*arrays, feature_arrays(f), *written)
     else:

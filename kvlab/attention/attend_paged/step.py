@@ -52,9 +52,11 @@ def plan(
     ``plan`` of :func:`~kvlab.attention.attend_paged` and ``mha_decode_paged`` in all layers.
 
     seq_lens    integers ``[B]``: keys of each sequence, its new tokens among them; 0 to 10^9. Of a tensor on a GPU the
-                list is made there and nothing waits for it; in a captured graph it is made anew by each replay
+                list is made there and nothing waits for it; in a captured graph it is made anew by each replay. Or
+                ``(seq_lens, max_keys)``: none has more keys, as a row of the page table has room for
     new_tokens  an integer, or integers ``[B]``: tokens whose queries attend, of which a sequence may have none; or
-                ``(cu_seqlens_q, total)``: where those of each begin, ``[B + 1]``, and the tokens of all, the rows of q
+                ``(cu_seqlens_q, total)``: where those of each begin, ``[B + 1]``, and the tokens of all, the rows of q;
+                with ``max_seqlen_q`` behind, the most of one, which a GPU does not tell and tiles are chosen by
     q_heads, kv_heads   query heads, a multiple of KV heads
     head_dim, itemsize  elements of a row of K or V, the longer one, and their bytes: rows of a tile, and how many keys
                 the beginning of a unit takes as long as
@@ -78,16 +80,22 @@ def plan(
     >>> a.units[a.units["sequence"] == 1]["first"], b.units[b.units["sequence"] == 1]["first"]
     (array([  0, 128, 256, 384, 512], dtype=int32), array([  0, 128, 256, 384, 512], dtype=int32))
     """
+    max_keys = UNLIMITED
+    if isinstance(seq_lens, tuple) and len(seq_lens) == 2 and getattr(seq_lens[0], "ndim", 0) == 1:
+        seq_lens, max_keys = seq_lens[0], _positive("max_keys of seq_lens", seq_lens[1])
     seq_lens = as_known({"seq_lens": seq_lens})["seq_lens"]
     if isinstance(new_tokens, tuple) and new_tokens:
         new_tokens = as_known({"new_tokens": new_tokens[0]})["new_tokens"], *new_tokens[1:]
     flag("causal", causal), flag("batch_invariant", batch_invariant)
     lengths, starts, total, longest = _step(seq_lens, new_tokens)
+    if max_keys < UNLIMITED and not on_gpu(lengths):
+        most = int(host(lengths).max())
+        require(most <= max_keys, f"seq_lens has {most}", f"at most the max_keys beside it, {max_keys}")
     for name, number in (("q_heads", q_heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("itemsize", itemsize)):
         _positive(name, number)
     require(q_heads % kv_heads == 0, f"q_heads is {q_heads}", f"a multiple of kv_heads {kv_heads}")
     interval = window_interval(causal, window)
-    sizes = head_dim, head_dim, itemsize, 1, UNLIMITED
+    sizes = head_dim, head_dim, itemsize, 1, max_keys
     problem = AttendProblem(int(lengths.shape[0]), total, q_heads, kv_heads, *sizes, ragged=starts is not None)
     listed = schedule_problem(problem, interval.left, interval.right)
     if config is None:
@@ -126,19 +134,21 @@ def _step(seq_lens: Any, new_tokens: Any) -> tuple[Any, Any, int, int]:
     require(len(shape) == 1 and min(shape), f"seq_lens has shape {shape}", "[B] with B of at least 1")
     if not on_gpu(lengths):
         _integers("seq_lens", host(lengths))
-    if isinstance(new_tokens, tuple) and len(new_tokens) == 2 and getattr(new_tokens[0], "ndim", 0) == 1:
-        starts, total = new_tokens
+    if isinstance(new_tokens, tuple) and len(new_tokens) in (2, 3) and getattr(new_tokens[0], "ndim", 0) == 1:
+        starts, total, *most = new_tokens
         _positive("total of new_tokens", total)
         require(starts.shape[0] == lengths.shape[0] + 1, f"cu_seqlens_q has shape {tuple(starts.shape)}", "[B + 1]")
         same_place(seq_lens=lengths if is_torch(lengths) else np.asarray(lengths), cu_seqlens_q=starts)
         check_integers("cu_seqlens_q", starts)
-        longest = total
+        longest = _positive("max_seqlen_q of new_tokens", most[0]) if most else total
         if not on_gpu(starts):
             offsets = host(starts).astype(np.int64)
             new = np.diff(offsets)
             fits = offsets[0] == 0 and offsets[-1] == total and (new >= 0).all()
             require(fits, f"cu_seqlens_q is {offsets.tolist()}", f"from 0 to {total}, none less than the one before")
-            longest = int(new.max(initial=0))
+            found = int(new.max(initial=0))
+            require(found <= longest, f"max_seqlen_q of new_tokens is {longest}", f"at least {found}, the most of one")
+            longest = longest if most else found
         return lengths, starts, int(total), max(int(longest), 1)
     require(not on_gpu(new_tokens), "new_tokens is a tensor on a GPU", "(cu_seqlens_q, total) there")
     tokens = _integers("new_tokens", host(new_tokens) if is_torch(new_tokens) else new_tokens)

@@ -85,6 +85,15 @@ def adjust_by_row(s: Fragments, factor: Array, inner: Any, features: Features) -
     return s
 
 
+def differs_by_head(features: Features) -> bool:
+    """Tells whether the query heads of a KV head have arrays of their own: sinks, slopes or temperatures.
+
+    >>> differs_by_head(Features(softcap=30.0)), differs_by_head(Features(sinks=np.zeros(4, np.float32)))
+    (False, True)
+    """
+    return any(array is not None for array in (features.sinks, features.slopes, features.temperature))
+
+
 def beyond_rows(features: Features) -> str | None:
     """Keyword of a feature that ``adjust_by_row`` and an interval of keys cannot do, None if they can do all.
 

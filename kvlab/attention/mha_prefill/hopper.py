@@ -30,24 +30,26 @@ from .hopper_steps import in_pairs
 
 SIZES = [
     "tiles", "row_tiles", "together", "batches", "steps", "heads", "group", "max_q", "max_k", "pages", "table_batch",
-    "lse_batch", "lse_token",
+    "lse_batch", "lse_token", "room", "lens_batch",
 ]
 """What differs from call to call: no kernel is compiled for its values, as one is for those in a tuple."""
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dv, do, out, lse, seqs, features, factors, numbers, tiles, row_tiles, together, batches, steps, heads,
-    group, max_q, max_k, pages, table_batch, lse_batch, lse_token, o_strides, C: gl.constexpr,
+    dq, dk, dv, do, out, lse, seqs, work, features, factors, numbers, tiles, row_tiles, together, batches, steps, heads,
+    group, max_q, max_k, pages, table_batch, lse_batch, lse_token, room, lens_batch, o_strides, C: gl.constexpr,
 ):
     """The program of one SM: shared memory, barriers, and its partitions."""
     COLS: gl.constexpr = 128 // C.ITEM
     LAYOUT: gl.constexpr = BOX8_LAYOUT if C.ITEM == 1 else BOX_LAYOUT
-    q_box = gl.allocate_shared_memory(dq.dtype, [C.NQ * C.NC * C.D // COLS, 1, C.BM, 1, COLS], LAYOUT)
+    q_box = gl.allocate_shared_memory(dq.dtype, [C.NQ * C.NC * C.D // COLS, 1, C.BM // C.PACK, C.PACK, COLS], LAYOUT)
     k_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.D // COLS * (C.BN // C.BOX), 1, C.BOX, 1, COLS], LAYOUT)
     v_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.DV // COLS * (C.BN // C.BOX), 1, C.BOX, 1, COLS], LAYOUT)
-    o_box = gl.allocate_shared_memory(do.dtype, [C.NC * C.DV // C.ROUNDS // 64, 1, C.BM, 1, 64], BOX_LAYOUT)
-    words = gl.allocate_shared_memory(gl.int32, [8 * C.NQ, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    o_box = gl.allocate_shared_memory(
+        do.dtype, [C.NC * C.DV // C.ROUNDS // 64, 1, C.BM // C.PACK, C.PACK, 64], BOX_LAYOUT
+    )
+    words = gl.allocate_shared_memory(gl.int32, [C.WORDS * C.NQ, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_full = barriers(C.NQ * C.NC, 1)
     q_free = barriers(C.NQ * C.NC, 2 if C.ITEM == 1 else 1)
     k_full = barriers(C.NB, 1)
@@ -64,10 +66,10 @@ def attend(
     k_s = operand(k_box, C.BN, C.DEPTH, C.NB * C.D // COLS)
     v_s = operand(v_box, C.BN, C.DV, C.NB * C.DV // COLS)
     o_s = operand(o_box, C.BM, C.DV // C.ROUNDS, C.NC * C.DV // C.ROUNDS // 64)
-    results = (out, lse, o_strides, lse_batch, lse_token)
+    results = (out, lse, o_strides, lse_batch, lse_token, work)
     terms = (features, factors, numbers, group)
     some = (max_q, max_k, numbers.left, numbers.right)
-    where = (seqs, table_batch, pages)
+    where = (seqs, table_batch, pages, work, room, lens_batch)
     sizes = (tiles, row_tiles, together, batches, steps, heads, group) + some
     if C.ITEM == 1:
         v_t = gl.allocate_shared_memory(dv.dtype, [C.NB, C.DV, C.BN], TILE8_LAYOUT)
@@ -124,7 +126,7 @@ def launch(
     pointers = (
         box_descriptor(q, (C.BM, 1), layout, "q", again), box_descriptor(k, (C.BOX, 1), layout, "k", again),
         box_descriptor(v, (C.BOX, 1), layout, "v", again), box_descriptor(out, (C.BM, 1), BOX_LAYOUT, "out", again),
-        out, lse, (*sequences[:4], taken), feature_arrays(features),
+        out, lse, (*sequences[:4], taken), None, feature_arrays(features),
     )
     if not relaunched(attend, pointers, again):
         _, processors = machine(q.device)
@@ -134,6 +136,7 @@ def launch(
             (inner, outer, 1.0 if problem.base2 else 1 / LOG2E, scales.v.number), feature_numbers(features),
             config.tiles, config.row_tiles, config.together, problem.batch, problem.batch.bit_length(),
             problem.q_heads, problem.group, q.shape[1], sequences.most_keys(k), k.shape[0],
-            0 if table is None else table.stride(0), *lse.stride()[:2], RowStrides(*out.stride()[:3]), C=C, num_warps=4,
+            0 if table is None else table.stride(0), *lse.stride()[:2], None, None, RowStrides(*out.stride()[:3]), C=C,
+            num_warps=4,
         )
     return out, lse

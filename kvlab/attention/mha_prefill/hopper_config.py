@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvlab.attention.features.masks import UNLIMITED
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import is_fp8
-from kvlab.attention.features.scores import beyond_rows
+from kvlab.attention.features.scores import beyond_rows, differs_by_head
 from kvlab.attention.hopper.choice import tma_takes
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.tile_bytes import BARRIER_BYTES
@@ -33,6 +34,12 @@ SUPPORTED = (
     "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes; "
     "float8_e4m3fn for all of q, k and v with a head dimension of 128, without scales of tokens, out bf16 or fp16"
 )
+LIST_SUPPORTED = (
+    "bf16 or fp16, no mask but causal and windows, no features that differ from head to head, head dimensions of 64 or "
+    "128, a sequence that may have more than 64 rows, 1, 2, 4 .. 64 query heads to a KV head, scale > 0, pages of 16, "
+    "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes, "
+    "without batch_invariant"
+)
 FIXED_ABOVE, FIXED_MOST = 56.0, 80.0
 """Scores of a softcap are bounded. Up to FIXED_MOST (in units of log2, softcap 55) a row's weights have one top, which
 its first block of keys decides: none weighs more than 2^FIXED_ABOVE, so that float32 holds their sums and those of V
@@ -57,7 +64,9 @@ class HopperPrefillConstants(NamedTuple):
     not by every product. HOLD: P V of the block before is waited for behind the row maxima (1), behind the exponentials
     (2), where the compiler likes (0). EARLY: O is rescaled beside Q K^T. ITEM: bytes of an element of Q, K and V; of 1,
     V passes through a warpgroup, the TRANSPOSER.
-    REGISTERS of a thread of a consumer, of the PRODUCER and of the TRANSPOSER.
+    REGISTERS of a thread of a consumer, of the PRODUCER and of the TRANSPOSER. PACK query heads of a KV head share a
+    tile, token by token. TOGETHER: 0, or tiles are those of a work list (:mod:`kvlab.attention.schedule`), so many of a
+    sequence side by side, key blocks those of its units, whose beginning takes OVERHEAD. WORDS tell of a tile.
     """
 
     D: int
@@ -89,6 +98,10 @@ class HopperPrefillConstants(NamedTuple):
     PRODUCER: int
     TRANSPOSER: int
     BM: int = 64
+    PACK: int = 1
+    TOGETHER: int = 0
+    OVERHEAD: int = 0
+    WORDS: int = 8
 
 
 @dataclass(frozen=True)
@@ -226,6 +239,44 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
             # begins its long tiles when it is too late to even them out.
             together = next((g for g in groups if g * row_tiles >= SMS), heads)
     return HopperPrefillConfig(constants, row_tiles, heads, together)
+
+
+def list_lacks(inputs: PrefillInputs, scale: float) -> str | None:
+    """Feature of a call over a work list that the Hopper kernel lacks, None if it takes the call."""
+    q, k, v, features = inputs.q, inputs.k, inputs.v, inputs.features
+    group = int(q.shape[2]) // int(k.shape[2])
+    if is_fp8(q) or is_fp8(k):
+        return f"dtype {dtype_of(k, 'k').name}"
+    if not {int(q.shape[3]), int(v.shape[3])} <= {64, 128}:
+        return f"head dimensions {q.shape[3]} of q and {v.shape[3]} of v"
+    if group not in (1, 2, 4, 8, 16, 32, 64):
+        return f"{group} query heads to a KV head"
+    if differs_by_head(features):
+        return "features that differ between the query heads of a KV head"
+    return hopper_lacks(inputs, scale)
+
+
+def listed_constants(
+    head_dim: int, value_dim: int, group: int, page: int, features: Features, *, together: int, overhead: int
+) -> HopperPrefillConstants:
+    """Constants of the kernel that walks a work list whose key blocks have 128 keys: tiles of 128 rows of 16 bits.
+
+    >>> C = listed_constants(128, 128, 4, 16, Features(), together=4, overhead=1)
+    >>> C.PACK, C.BN, shared_bytes(C)
+    (4, 128, 230400)
+    """
+    D, DV, depth = shared_columns(PrefillProblem(1, 1, group, 1, head_dim, value_dim, 2, 2))
+    mask, BN = features.mask, 128
+    window, bounded = mask.left < UNLIMITED, mask.right < UNLIMITED
+    small, many = max(D, DV) == 64, page < 32
+    return HopperPrefillConstants(
+        D=D, DV=DV, DEPTH=depth, COLUMNS=value_dim, NC=2, NQ=2, NB=3 if small else 2, BN=BN, BOX=min(page, BN),
+        PAGE=page, RAGGED_Q=True, RAGGED_K=False, FIRST=True, MASKED=bounded or window, ALIGNED=False, SKIP=False,
+        WINDOW=window, CLEAN=True, FIXED=False,
+        HOLD=2 if small else 1 if (bounded or window) and not features.softcap > 0 else 0, EARLY=small, ROUNDS=1,
+        EQUAL=False, Q_REGISTERS=False, ITEM=2, REGISTERS=224 if many else 232, PRODUCER=64 if many else 48,
+        TRANSPOSER=0, PACK=group, TOGETHER=together, OVERHEAD=overhead, WORDS=16,
+    )
 
 
 def shared_bytes(C: HopperPrefillConstants) -> int:

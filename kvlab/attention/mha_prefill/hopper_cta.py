@@ -17,7 +17,6 @@ from .hopper_config import HopperPrefillConstants
 
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]
-WORDS = 8  # numbers of a slot
 
 
 class HopperPrefillCTA(PartitionedCTA):
@@ -48,9 +47,13 @@ class HopperPrefillCTA(PartitionedCTA):
         address = self._word(slot, 0) + 4 * np.arange(len(values))
         self.smem.store(address, np.array(values, np.int32)[:, None])
 
-    def tell(self, slot: int, batch: int, head: int, row: int, q_first: int, num_q: int, num_keys: int) -> None:
-        """Tells the tile in ``slot``, for the other partitions; of ragged sequences where it is, too."""
-        self.send(slot, batch, head, row, *((q_first, num_q, num_keys) if self.C.RAGGED_Q else ()))
+    def tell(
+        self, slot: int, batch: int, head: int, row: int, q_first: int, num_q: int, num_keys: int, *unit: int
+    ) -> None:
+        """Tells the tile in ``slot``, for the other partitions; of ragged sequences where it is, too; of a unit its key
+        blocks, and where its partial result goes.
+        """
+        self.send(slot, batch, head, row, *((q_first, num_q, num_keys) if self.C.RAGGED_Q else ()), *unit)
 
     def receive(self, me: Warps, slot: int) -> int:
         """The first number of ``slot``."""
@@ -62,6 +65,10 @@ class HopperPrefillCTA(PartitionedCTA):
             return self._received(me, slot, 1, 5)
         return [*self._received(me, slot, 1, 2), 0, max_q, max_k]
 
+    def hear_unit(self, me: Warps, slot: int) -> list[int]:
+        """Hears of the unit in ``slot``."""
+        return self._received(me, slot, 6, 3)
+
     def _received(self, me: Warps, slot: int, first: int, count: int) -> list[int]:
         self.hazards.read(self._words(slot, me), "words read", slot)
         address = self._word(slot, first) + 4 * np.arange(count)
@@ -69,11 +76,11 @@ class HopperPrefillCTA(PartitionedCTA):
 
     def _word(self, slot: int, i: int) -> int:
         """The address of number ``i`` of a slot."""
-        return self.places.behind + 4 * (WORDS * slot + i)
+        return self.places.behind + 4 * (self.C.WORDS * slot + i)
 
     def _words(self, slot: int, warps: Warps) -> Footprint:
         """The numbers of a slot."""
-        return self.places.region(self._word(slot, 0), 4 * WORDS, warps)
+        return self.places.region(self._word(slot, 0), 4 * self.C.WORDS, warps)
 
     def find_pages(self, table: Array | None, batch: int, key: int, num_keys: int) -> Array | int:
         """The page of each box of a block of keys; of those past the end, which are not looked up, one that there is
@@ -91,7 +98,7 @@ class HopperPrefillCTA(PartitionedCTA):
         """
         place, box = self.places.tiles[role][b], self.boxes[role]
         bar.expect_bytes(place.nbytes, self.producer[0])
-        token = key + np.arange(0, place.rows, box.box[1])
+        token = key + np.arange(0, place.rows, box.box[1] * box.box[2])
         page, row = np.broadcast_to(pages, len(token)), first + token
         if isinstance(pages, np.ndarray):
             row = token % self.C.PAGE
@@ -208,7 +215,7 @@ def places_of(C: HopperPrefillConstants) -> Places:
     }
     consumers = {f"consumer {w}": 4 for w in range(C.NC)}
     partitions = consumers | {"the transposer": 4 if C.ITEM == 1 else 0, "the producer": 1}
-    return Places(sizes, partitions, more=4 * WORDS * C.NQ)
+    return Places(sizes, partitions, more=4 * C.WORDS * C.NQ)
 
 
 def atoms(places: Places, place: PanelTile, warps: Warps, first: int, end: int) -> Footprint:

@@ -18,6 +18,8 @@ from kvlab.attention.features.softcap import cap_terms
 from kvlab.attention.hopper.emulator import NOTHING, quad_sum
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.machines.rows import per_sequence
+from kvlab.attention.schedule.config import list_parts
+from kvlab.attention.schedule.emulator import team_items
 from kvlab.attention.tiles.masked import store
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.pages import DENSE, Sequences
@@ -53,6 +55,50 @@ class HopperPrefillLaunch:
     table: Array | None = None
     lens: Array | None = None
     taken: list[int] = field(default_factory=list)
+    work: tuple[Array, Array, Array] | None = None
+    room: int = 0
+
+    def program_items(self, program: int) -> tuple[int, int, int, int]:
+        """(begin, until, first, last): the places of a program's team in the list, and the items that lie there."""
+        assert self.work is not None
+        C, (work, _, _) = self.config.constants, self.work
+        team = program // (self.problem.kv_heads * C.TOGETHER)
+        starts, _, _, firsts = (work[at:] for at in list_parts(self.room))
+        begin, until, first, last = team_items(work, starts, firsts, np.asarray(team), C.OVERHEAD)
+        return int(begin), int(until), int(first), int(last)
+
+    def find_unit(self, item: int, begin: int, until: int, program: int) -> tuple[int, ...]:
+        """Item of a work list -> as of ``find_tile``, then the key blocks ``lo`` to ``hi - 1`` of what a team with the
+        places ``begin ... until`` does of it, one that is masked where its rows see none; and which partial result that
+        is, -1: the whole.
+        """
+        assert self.work is not None
+        assert self.cu_q is not None
+        assert self.lens is not None
+        C, problem, (work, _, _) = self.config.constants, self.problem, self.work
+        left, right = self.sizes[2:]
+        starts, sequences, tiles, _ = (work[at:] for at in list_parts(self.room))
+        rows = C.NC * C.BM
+        lane = program % (problem.kv_heads * C.TOGETHER)
+        batch, tile = int(sequences[item]), int(tiles[item])
+        num_keys = int(key_count(self.lens[batch], self.max_k))
+        q_first = int(self.cu_q[batch])
+        num_q = int(self.cu_q[batch + 1]) - q_first
+        head = lane // C.TOGETHER * problem.group
+        row = (tile * C.TOGETHER + lane % C.TOGETHER) * rows
+        start = int(starts[item]) + C.OVERHEAD
+        stop = int(starts[item + 1])
+        top = tile * C.TOGETHER * rows // C.PACK + num_keys - num_q
+        origin = max(top - left, 0) // C.BN
+        first = origin + max(begin, start) - start
+        last = origin + min(until, stop) - start
+        lo, hi = self.key_blocks(row, num_q, num_keys, left, right)
+        lo, hi = max(lo, first), min(hi, last)
+        if lo >= hi:
+            lo, hi = first, first + 1
+        whole = begin <= start and stop <= until
+        part = -1 if whole else 2 * program + int(start > begin)
+        return batch, head, row, q_first, num_q, 0, num_keys, lo, hi, part
 
     def find_tile(self, t: int) -> tuple[int, int, int, int, int, int, int]:
         """Tile number -> its sequence, query head and first row, and the sequence's offsets and lengths."""
@@ -84,8 +130,8 @@ class HopperPrefillLaunch:
     def key_blocks(self, row: int, num_q: int, num_keys: int, left: int, right: int) -> tuple[int, int]:
         """Blocks of BN keys that some row of the tile sees; at least one, which then is masked."""
         C = self.config.constants
-        top = row + num_keys - num_q
-        bottom = top + C.NC * C.BM - 1
+        top = row // C.PACK + num_keys - num_q
+        bottom = top + C.NC * C.BM // C.PACK - 1
         hi = max(-(-min(bottom + right + 1, num_keys) // C.BN), 1)
         first = max(top, num_keys - num_q) - left  # rows before the sequence see nothing
         return min(max(first, 0) // C.BN, hi - 1), hi
@@ -103,25 +149,32 @@ def produce(cta: HopperPrefillCTA, x: HopperPrefillLaunch, program: int) -> Iter
     it = 0  # K/V blocks so far: stage it % NB, phase it // NB
     j = 0  # tiles so far
     t = program
+    if C.TOGETHER:
+        begin, until, t, tiles = x.program_items(t)
     while t < tiles:
         #: find -> head, row, lo, hi    the rows of a tile, and the blocks of keys that they see
-        batch, head, row, q_first, num_q, k_first, num_keys = x.find_tile(t)
-        lo, hi = x.key_blocks(row, num_q, num_keys, left, right)
+        if C.TOGETHER:
+            batch, head, row, q_first, num_q, k_first, num_keys, lo, hi, part = x.find_unit(t, begin, until, program)
+        else:
+            batch, head, row, q_first, num_q, k_first, num_keys = x.find_tile(t)
+            lo, hi = x.key_blocks(row, num_q, num_keys, left, right)
         q_batch = batch * 0 if C.RAGGED_Q else batch
         k_batch = batch * 0 if C.RAGGED_K else batch
-        exists = row + ROWS > 0 and max(row, 0) < num_q
+        exists = row + ROWS > 0 and max(row, 0) < num_q * C.PACK
         pages_of = None if x.table is None else x.table[batch]
         if exists:
             #: tell -> slot    the consumers, who are done with the Q before in this buffer, which tile comes
             slot = j % C.NQ
             for w in range(NC):
                 yield q_free[slot * NC + w], ((j // C.NQ) & 1) ^ 1
-            cta.tell(slot, batch, head, row, q_first, num_q, num_keys)
+            unit = (lo, hi, part) if C.TOGETHER else ()  #- layout
+            cta.tell(slot, batch, head, row, q_first, num_q, num_keys, *unit)
             cta.meet(me)
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in range(NC):
                 u = slot * NC + w
-                first = min(max(row + w * C.BM, 1 - C.BM), num_q - 1)  # a box touches the tensor
+                token = (row + w * C.BM) // C.PACK
+                first = min(max(token, 1 - C.BM), num_q - 1)  # a box touches the tensor
                 cta.load_rows("q", q_full[u], u, q_batch, q_first + first, head)
             j += 1
             for i in range(hi - lo):
@@ -135,9 +188,11 @@ def produce(cta: HopperPrefillCTA, x: HopperPrefillLaunch, program: int) -> Iter
                 yield raw_free[b], ((it // C.NB) & 1) ^ 1
                 cta.load_rows(cta.loaded, raw_full[b], b, found, k_first, head // group, key)
                 it += 1
-        #: take -> t    the next tile that no program has taken; in turn where all tiles take the same time
+        #: take -> t    the next tile that no program has taken; in turn where all take the same time, or of the list
         x.taken.append(program)  #- programs
-        if C.EQUAL:
+        if C.TOGETHER:
+            t += 1
+        elif C.EQUAL:
             t += x.programs
         else:
             t = x.programs + len(x.taken) - 1
@@ -211,9 +266,12 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         slot = j % C.NQ
         u = slot * C.NC + W
         head, tile_row, q_first, num_q, num_keys = cta.hear(me, slot, max_q, max_k)
-        lo, hi = x.key_blocks(tile_row, num_q, num_keys, left, right)
+        if C.TOGETHER:
+            lo, hi, part = cta.hear_unit(me, slot)
+        else:
+            lo, hi = x.key_blocks(tile_row, num_q, num_keys, left, right)
         row = tile_row + W * BM
-        position = row + num_keys - num_q
+        position = row // C.PACK + num_keys - num_q
         kv_head = head // group
         factor = factor_of(1.0, features, batch, kv_head, np.full((1, BM), head))
         if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
@@ -276,7 +334,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                 s = s * s.by_row(factor)
             else:
                 s = adjust_by_row(s, factor, inner, features)
-            cut = key + BN > min(position + right + 1, num_keys) or key < position + BM - 1 - left
+            cut = key + BN > min(position + right + 1, num_keys) or key < position + BM // C.PACK - 1 - left
             if C.MASKED and cut:
                 s = mask_block(s, position, key, num_keys, features, C)
             #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
@@ -329,25 +387,28 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         v_free[b].arrive(me[:1])
         o = o.times(inv[None])
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
-        values = o.tile()[0].astype(o_array.dtype)  #- layout
-        rows = row + np.arange(BM)
-        store(lse_array, (batch, q_first + rows, head), lse, mask=(rows >= 0) & (rows < num_q))
-        if row < 0 or row + BM > num_q:  # TMA stores no part of a box, nor to negative coordinates
-            r = row + np.arange(BM)[:, None]
-            d = np.arange(DV)
-            is_there = (r >= 0) & (r < num_q)
-            if C.COLUMNS < DV:
-                is_there = is_there & (d < C.COLUMNS)
-            store(o_array, (batch, q_first + r, head, d), values, mask=is_there)
+        if C.TOGETHER:
+            store_unit(cta, x, W, o, lse, (batch, head, row, q_first, num_q, part))
         else:
-            o_page = batch * 0 if C.RAGGED_Q else batch
-            if C.ROUNDS == 1:
-                cta.store_columns(W, values, o_page, q_first + row, head, 0, me)
+            values = o.tile()[0].astype(o_array.dtype)  #- layout
+            rows = row + np.arange(BM)
+            store(lse_array, (batch, q_first + rows, head), lse, mask=(rows >= 0) & (rows < num_q))
+            if row < 0 or row + BM > num_q:  # TMA stores no part of a box, nor to negative coordinates
+                r = row + np.arange(BM)[:, None]
+                d = np.arange(DV)
+                is_there = (r >= 0) & (r < num_q)
+                if C.COLUMNS < DV:
+                    is_there = is_there & (d < C.COLUMNS)
+                store(o_array, (batch, q_first + r, head, d), values, mask=is_there)
             else:
-                left_half, right_half = np.split(values, 2, axis=1)
-                cta.store_columns(W, left_half, o_page, q_first + row, head, 0, me)
-                cta.wait_store(me)
-                cta.store_columns(W, right_half, o_page, q_first + row, head, DV // 2, me)
+                o_page = batch * 0 if C.RAGGED_Q else batch
+                if C.ROUNDS == 1:
+                    cta.store_columns(W, values, o_page, q_first + row, head, 0, me)
+                else:
+                    left_half, right_half = np.split(values, 2, axis=1)
+                    cta.store_columns(W, left_half, o_page, q_first + row, head, 0, me)
+                    cta.wait_store(me)
+                    cta.store_columns(W, right_half, o_page, q_first + row, head, DV // 2, me)
         #: turn -> it, j, batch    the next tile
         it += 1
         j += 1
@@ -355,6 +416,34 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         batch = cta.receive(me, j % C.NQ)
     #: end    the last tile leaves
     cta.wait_store(me)
+
+
+def store_unit(
+    cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int, o: Fragments, lse: Array, unit: tuple[int, ...]
+) -> None:
+    """A consumer's rows of a unit: the result, or a partial one, float32, where the item is cut. Rows that do not exist
+    are left alone; TMA stores no part of a box.
+    """
+    batch, head, row, q_first, num_q, part = unit
+    assert x.work is not None
+    C, me, (_, part_array, part_lse_array) = cta.C, cta.consumers[W], x.work
+    nth = np.arange(C.BM)
+    end = num_q * C.PACK - row
+    values, d = o.tile()[0], np.arange(C.DV)
+    is_there = (nth < end)[:, None] & (d < C.COLUMNS)
+    if part < 0:
+        token, of_head = (row + nth) // C.PACK, head + (row + nth) % C.PACK
+        store(x.lse_array, (batch, q_first + token, of_head), lse, mask=nth < end)
+        if end < C.BM:
+            at = batch, (q_first + token)[:, None], of_head[:, None], d
+            store(x.o_array, at, values.astype(x.o_array.dtype), mask=is_there)
+        else:
+            rounded = values.astype(x.o_array.dtype)
+            cta.store_columns(W, rounded, batch * 0, q_first + row // C.PACK, head, 0, me)
+    else:
+        place = W * C.BM + nth
+        store(part_lse_array, (part, place), lse, mask=nth < end)
+        store(part_array, (part, place[:, None], d), values, mask=is_there)
 
 
 def fixed_top(top: Array, scale: np.float32) -> Array:
@@ -383,7 +472,7 @@ def mask_block(
     s: Fragments, position: int, key: int, num_keys: int, features: Features, C: HopperPrefillConstants
 ) -> Fragments:
     """-inf for the keys that a row does not see; ``position`` of the first row."""
-    rows = position + np.arange(C.BM)[None]
+    rows = position + np.arange(C.BM)[None] // C.PACK
     c = key + np.arange(C.BN)[None]
     first, limit = key_range(rows, np.asarray(num_keys), features.mask.left, features.mask.right, 0)
     return hide(s, (rows, rows, rows, rows, first, limit), c, features, C.WINDOW)
@@ -427,9 +516,18 @@ def launch(
     )
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
-        ctas = [HopperPrefillCTA(C, places_of(C), q.dtype, boxes, traffic, traced=n == 0) for n in range(programs)]
-        roles: list[Role] = [(cta.producer, produce(cta, x, program)) for program, cta in enumerate(ctas)]
-        roles += [(cta.transposer, transpose(cta, x)) for cta in ctas if C.ITEM == 1]
-        roles += [(me, consume(cta, x, w)) for cta in ctas for w, me in enumerate(cta.consumers)]
-        run_roles(roles)
+        run_programs(x, q.dtype, boxes, traffic)
     return out, lse
+
+
+def run_programs(x: HopperPrefillLaunch, dtype: Any, boxes: dict[str, TmaDescriptor], traffic: Traffic) -> None:
+    """The roles of all programs, as they meet."""
+    C, busy = x.config.constants, list(range(x.programs))
+    if C.TOGETHER:  # the others do nothing
+        items = {program: x.program_items(program)[2:] for program in busy}
+        busy = [program for program, (first, last) in items.items() if first < last]
+    ctas = [HopperPrefillCTA(C, places_of(C), dtype, boxes, traffic, traced=n == 0) for n, _ in enumerate(busy)]
+    roles: list[Role] = [(cta.producer, produce(cta, x, n)) for n, cta in zip(busy, ctas, strict=True)]
+    roles += [(cta.transposer, transpose(cta, x)) for cta in ctas if C.ITEM == 1]
+    roles += [(me, consume(cta, x, w)) for cta in ctas for w, me in enumerate(cta.consumers)]
+    run_roles(roles)

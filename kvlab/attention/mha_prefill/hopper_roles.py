@@ -14,20 +14,25 @@ from .hopper_steps import (
     clean_rows,
     find_pages,
     find_tile,
+    find_unit,
     hear,
+    hear_unit,
     key_blocks,
     load_rows,
     mask_block,
     multiply_pv,
     multiply_qk,
     operand_p,
+    program_items,
     query,
     receive,
     round_p,
     row_results,
     send,
     store_columns,
+    store_unit,
     tell,
+    tell_unit,
     transpose_tile,
 )
 
@@ -38,7 +43,7 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
     #@ producer
     #: begin -> t, it, j    the first tile is the program's own; none loaded yet
     q_full, q_free, k_full, k_free, raw_full, raw_free = bars
-    seqs, table_batch, pages = where  #- launch
+    seqs, table_batch, pages, work, room, lens_batch = where  #- launch
     _, _, table, _, taken = seqs  #- launch
     tiles, _, _, _, _, _, group, _, _, left, right = sizes  #- launch
     NC: gl.constexpr = C.NC
@@ -46,13 +51,20 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
     it = 0  # K/V blocks so far: stage it % NB, phase it // NB
     j = 0  # tiles so far
     t = gl.program_id(0)
+    if C.TOGETHER:
+        begin, until, t, tiles = program_items(t, work, room, sizes, C)
     while t < tiles:
         #: find -> head, row, lo, hi    the rows of a tile, and the blocks of keys that they see
-        batch, head, row, q_first, num_q, k_first, num_keys = find_tile(t, seqs, sizes, C)
-        lo, hi = key_blocks(row, num_q, num_keys, left, right, C)
+        if C.TOGETHER:
+            batch, head, row, q_first, num_q, k_first, num_keys, lo, hi, part = find_unit(
+                t, begin, until, seqs, work, room, lens_batch, sizes, C
+            )
+        else:
+            batch, head, row, q_first, num_q, k_first, num_keys = find_tile(t, seqs, sizes, C)
+            lo, hi = key_blocks(row, num_q, num_keys, left, right, C)
         q_batch = batch * 0 if C.RAGGED_Q else batch
         k_batch = batch * 0 if C.RAGGED_K else batch
-        exists = (row + ROWS > 0) & (gl.maximum(row, 0) < num_q)
+        exists = (row + ROWS > 0) & (gl.maximum(row, 0) < num_q * C.PACK)
         pages_of = table + batch.to(gl.int64) * table_batch if C.PAGE else None
         if exists:
             #: tell -> slot    the consumers, who are done with the Q before in this buffer, which tile comes
@@ -60,11 +72,14 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
             for w in gl.static_range(NC):
                 mbarrier.wait(q_free.index(slot * NC + w), ((j // C.NQ) & 1) ^ 1)
             tell(words, slot, batch, head, row, q_first, num_q, num_keys, C)
+            if C.TOGETHER:
+                tell_unit(words, slot, lo, hi, part, C)
             meet()  # every lane has stored before one of them arrives at the barriers
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in gl.static_range(NC):
                 u = slot * NC + w
-                first = gl.minimum(gl.maximum(row + w * C.BM, 1 - C.BM), num_q - 1)  # a box touches the tensor
+                token = (row + w * C.BM) // C.PACK
+                first = gl.minimum(gl.maximum(token, 1 - C.BM), num_q - 1)  # a box touches the tensor
                 load_rows(dq, q_s, q_full.index(u), u, (q_batch,), q_first + first, head, 0, C.BM, C.BM, C.D, 0, C.ITEM)
             j += 1
             for i in range(hi - lo):
@@ -82,8 +97,10 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
                     dv, v_s, raw_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.DV, C.PAGE, C.ITEM
                 )
                 it += 1
-        #: take -> t    the next tile that no program has taken; in turn where all tiles take the same time
-        if C.EQUAL:
+        #: take -> t    the next tile that no program has taken; in turn where all take the same time, or of the list
+        if C.TOGETHER:
+            t += 1
+        elif C.EQUAL:
             t += gl.num_programs(0)
         else:
             t = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
@@ -91,7 +108,7 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
     slot = j % C.NQ
     for w in gl.static_range(NC):
         mbarrier.wait(q_free.index(slot * NC + w), ((j // C.NQ) & 1) ^ 1)
-    send(words, slot * 8, -1)
+    send(words, slot * C.WORDS, -1)
     for w in gl.static_range(NC):
         mbarrier.arrive(q_full.index(slot * NC + w), count=1)
 
@@ -131,7 +148,7 @@ def transpose(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
         #: turn -> j, batch    the next tile
         j += 1
         mbarrier.wait(q_full.index(j % C.NQ * C.NC), (j // C.NQ) & 1)
-        batch = receive(words, j % C.NQ * 8)
+        batch = receive(words, j % C.NQ * C.WORDS)
 
 
 @gluon.jit
@@ -148,7 +165,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
     SHIFT: gl.constexpr = 8.0 if C.ITEM == 1 else 0.0  # e4m3 has weights up to 2^8
     q_s, k_s, v_s, o_s, o_box = smem  #- launch
     q_full, q_free, k_full, k_free, v_full, v_free = bars
-    o_ptr, lse_ptr, o_strides, lse_batch, lse_token = results  #- launch
+    o_ptr, lse_ptr, o_strides, lse_batch, lse_token, _work = results  #- launch
     features, factors, numbers, group = terms  #- launch
     inner, scale, unit, v_factor = factors  #- launch
     max_q, max_k, left, right = sizes
@@ -161,9 +178,12 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         slot = j % C.NQ
         u = slot * C.NC + W
         head, tile_row, q_first, num_q, num_keys = hear(words, slot, max_q, max_k, C)
-        lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C)
+        if C.TOGETHER:
+            lo, hi, part = hear_unit(words, slot, C)
+        else:
+            lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C)
         row = tile_row + W * BM
-        position = row + num_keys - num_q
+        position = row // C.PACK + num_keys - num_q
         kv_head = head // group
         factor = factor_of(1.0, features, numbers, batch, kv_head, head)
         if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
@@ -227,7 +247,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 s = s * factor
             else:
                 s = adjust_by_row(s, factor, inner, numbers)
-            cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < position + BM - 1 - left)
+            cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < position + BM // C.PACK - 1 - left)
             if C.MASKED and cut:
                 s = mask_block(s, position, key, num_keys, features, numbers, C, S_LAYOUT)
             #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
@@ -284,32 +304,38 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         mbarrier.arrive(v_free.index(b), count=1)
         o = o * inv[:, None]
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
-        rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
-        lse_at = lse_ptr + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head  #- address
-        # 32 bits hold these offsets: 2^31 rows of O take 256 GiB.
-        gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=(rows >= 0) & (rows < num_q))
-        if (row < 0) | (row + BM > num_q):  # TMA stores no part of a box, nor to negative coordinates
-            r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, O_LAYOUT))
-            d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
-            o_at = o_ptr + batch.to(gl.int64) * o_strides.batch * (1 - C.RAGGED_Q) + head * o_strides.head  #- address
-            at = (q_first + r).to(gl.int64)[:, None] * o_strides.token + d[None, :]  #- address
-            is_there = ((r >= 0) & (r < num_q))[:, None]
-            if C.COLUMNS < DV:
-                is_there = is_there & (d < C.COLUMNS)[None, :]
-            gl.store(o_at + at, o.to(o_s.dtype), mask=is_there)
+        if C.TOGETHER:
+            store_unit(W, o, lse, (batch, head, row, q_first, num_q, part), do, o_s, o_box, results, C)
         else:
-            o_page = batch * 0 if C.RAGGED_Q else batch
-            if C.ROUNDS == 1:
-                store_columns(W, o.to(o_s.dtype), o_page, q_first + row, head, 0, do, o_s, o_box, DV, C.COLUMNS)
+            rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
+            lse_at = lse_ptr + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head  #- address
+            # 32 bits hold these offsets: 2^31 rows of O take 256 GiB.
+            gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=(rows >= 0) & (rows < num_q))
+            if (row < 0) | (row + BM > num_q):  # TMA stores no part of a box, nor to negative coordinates
+                r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, O_LAYOUT))
+                d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
+                o_at = o_ptr + batch.to(gl.int64) * o_strides.batch * (1 - C.RAGGED_Q)  #- address
+                o_at += head * o_strides.head  #- address
+                at = (q_first + r).to(gl.int64)[:, None] * o_strides.token + d[None, :]  #- address
+                is_there = ((r >= 0) & (r < num_q))[:, None]
+                if C.COLUMNS < DV:
+                    is_there = is_there & (d < C.COLUMNS)[None, :]
+                gl.store(o_at + at, o.to(o_s.dtype), mask=is_there)
             else:
-                left_half, right_half = o.to(o_s.dtype).reshape([BM, 2, DV // 2]).permute((0, 2, 1)).split()
-                store_columns(W, left_half, o_page, q_first + row, head, 0, do, o_s, o_box, DV // 2, C.COLUMNS)
-                tma.store_wait(0)
-                store_columns(W, right_half, o_page, q_first + row, head, DV // 2, do, o_s, o_box, DV // 2, C.COLUMNS)
+                o_page = batch * 0 if C.RAGGED_Q else batch
+                if C.ROUNDS == 1:
+                    store_columns(W, o.to(o_s.dtype), o_page, q_first + row, head, 0, do, o_s, o_box, DV, C.COLUMNS)
+                else:
+                    left_half, right_half = o.to(o_s.dtype).reshape([BM, 2, DV // 2]).permute((0, 2, 1)).split()
+                    store_columns(W, left_half, o_page, q_first + row, head, 0, do, o_s, o_box, DV // 2, C.COLUMNS)
+                    tma.store_wait(0)
+                    store_columns(
+                        W, right_half, o_page, q_first + row, head, DV // 2, do, o_s, o_box, DV // 2, C.COLUMNS
+                    )
         #: turn -> it, j, batch    the next tile
         it += 1
         j += 1
         mbarrier.wait(q_full.index(j % C.NQ * C.NC + W), (j // C.NQ) & 1)
-        batch = receive(words, j % C.NQ * 8)
+        batch = receive(words, j % C.NQ * C.WORDS)
     #: end    the last tile leaves
     tma.store_wait(0)

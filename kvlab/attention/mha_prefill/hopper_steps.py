@@ -20,6 +20,12 @@ from kvlab.attention.hopper.kernel import (
     view,
     view_as,
 )
+from kvlab.attention.schedule.config import HEAD as _HEAD
+from kvlab.attention.schedule.kernel import team_items
+from kvlab.triton_support.twins import compiled
+
+HEAD = gl.constexpr(_HEAD)
+globals().update(compiled(gluon.jit, gl, team_items.fn))
 
 
 @gluon.jit
@@ -43,27 +49,43 @@ def receive(words, i):
 @gluon.jit
 def tell(words, slot, batch, head, row, q_first, num_q, num_keys, C: gl.constexpr):
     """Tells the tile in ``slot``, for the other partitions; of ragged sequences where it is, too."""
-    send(words, slot * 8, batch)
-    send(words, slot * 8 + 1, head)
-    send(words, slot * 8 + 2, row)
+    send(words, slot * C.WORDS, batch)
+    send(words, slot * C.WORDS + 1, head)
+    send(words, slot * C.WORDS + 2, row)
     if C.RAGGED_Q:
-        send(words, slot * 8 + 3, q_first)
-        send(words, slot * 8 + 4, num_q)
-        send(words, slot * 8 + 5, num_keys)
+        send(words, slot * C.WORDS + 3, q_first)
+        send(words, slot * C.WORDS + 4, num_q)
+        send(words, slot * C.WORDS + 5, num_keys)
+
+
+@gluon.jit
+def tell_unit(words, slot, lo, hi, part, C: gl.constexpr):
+    """Tells of the unit in ``slot`` its key blocks, and where its partial result goes."""
+    send(words, slot * C.WORDS + 6, lo)
+    send(words, slot * C.WORDS + 7, hi)
+    send(words, slot * C.WORDS + 8, part)
+
+
+@gluon.jit
+def hear_unit(words, slot, C: gl.constexpr):
+    """Hears of the unit in ``slot``."""
+    lo = receive(words, slot * C.WORDS + 6)
+    hi = receive(words, slot * C.WORDS + 7)
+    return lo, hi, receive(words, slot * C.WORDS + 8)
 
 
 @gluon.jit
 def hear(words, slot, max_q, max_k, C: gl.constexpr):
     """Hears of the tile in ``slot``: its head, its first row, and where its sequence is."""
-    head = receive(words, slot * 8 + 1)
-    tile_row = receive(words, slot * 8 + 2)
+    head = receive(words, slot * C.WORDS + 1)
+    tile_row = receive(words, slot * C.WORDS + 2)
     q_first = head * 0
     num_q = max_q
     num_keys = max_k
     if C.RAGGED_Q:
-        q_first = receive(words, slot * 8 + 3)
-        num_q = receive(words, slot * 8 + 4)
-        num_keys = receive(words, slot * 8 + 5)
+        q_first = receive(words, slot * C.WORDS + 3)
+        num_q = receive(words, slot * C.WORDS + 4)
+        num_keys = receive(words, slot * C.WORDS + 5)
     return head, tile_row, q_first, num_q, num_keys
 
 
@@ -115,10 +137,56 @@ def find_tile(t, seqs, sizes, C: gl.constexpr):
 
 
 @gluon.jit
+def program_items(program, work, room, sizes, C: gl.constexpr):
+    """(begin, until, first, last): the places of a program's team in the list, and the items that lie there."""
+    list_ptr, _, _ = work
+    _, _, _, _, _, heads, group, _, _, _, _ = sizes
+    team = program // (heads // group * C.TOGETHER)
+    return team_items(list_ptr, list_ptr + HEAD, list_ptr + HEAD + 3 * room + 1, team, C.OVERHEAD)
+
+
+@gluon.jit
+def find_unit(item, begin, until, seqs, work, room, lens_batch, sizes, C: gl.constexpr):
+    """Item of a work list -> as of ``find_tile``, then the key blocks ``lo`` to ``hi - 1`` of what a team with the
+    places ``begin ... until`` does of it, one that is masked where its rows see none; and which partial result that is,
+    -1: the whole.
+    """
+    cu_q, _, _, lens, _ = seqs
+    list_ptr, _, _ = work
+    _, _, _, _, _, heads, group, _, max_k, left, right = sizes
+    ROWS: gl.constexpr = C.NC * C.BM
+    program = gl.program_id(0)
+    lane = program % (heads // group * C.TOGETHER)
+    starts_ptr = list_ptr + HEAD  #- address
+    batch = gl.load(starts_ptr + room + 1 + item)
+    tile = gl.load(starts_ptr + 2 * room + 1 + item)
+    num_keys = key_count(gl.load(lens + batch.to(gl.int64) * lens_batch), max_k)
+    q_first = gl.load(cu_q + batch).to(gl.int32)
+    num_q = gl.load(cu_q + batch + 1).to(gl.int32) - q_first
+    head = lane // C.TOGETHER * group
+    row = (tile * C.TOGETHER + lane % C.TOGETHER) * ROWS
+    start = gl.load(starts_ptr + item) + C.OVERHEAD
+    stop = gl.load(starts_ptr + item + 1)
+    top = tile * C.TOGETHER * ROWS // C.PACK + num_keys - num_q
+    origin = gl.maximum(top - left, 0) // C.BN
+    first = origin + gl.maximum(begin, start) - start
+    last = origin + gl.minimum(until, stop) - start
+    lo, hi = key_blocks(row, num_q, num_keys, left, right, C)
+    lo = gl.maximum(lo, first)
+    hi = gl.minimum(hi, last)
+    seen = lo < hi
+    lo = gl.where(seen, lo, first)
+    hi = gl.where(seen, hi, first + 1)
+    whole = (begin <= start) & (stop <= until)
+    part = gl.where(whole, -1, 2 * program + (start > begin).to(gl.int32))
+    return batch, head, row, q_first, num_q, head * 0, num_keys, lo, hi, part
+
+
+@gluon.jit
 def key_blocks(row, num_q, num_keys, left, right, C: gl.constexpr):
     """Blocks of BN keys that some row of the tile sees, ``lo`` to ``hi - 1``; at least one, which then is masked."""
-    top = row + num_keys - num_q
-    bottom = top + C.NC * C.BM - 1
+    top = row // C.PACK + num_keys - num_q
+    bottom = top + C.NC * C.BM // C.PACK - 1
     hi = gl.maximum(gl.cdiv(gl.minimum(bottom + right + 1, num_keys), C.BN), 1)
     first = gl.maximum(top, num_keys - num_q) - left  # rows before the sequence see nothing
     lo = gl.minimum(gl.maximum(first, 0) // C.BN, hi - 1)
@@ -243,7 +311,7 @@ def multiply_pv(p, v_s, b, o):
 @gluon.jit
 def mask_block(s, position, key, num_keys, features, numbers, C: gl.constexpr, S_LAYOUT: gl.constexpr):
     """-inf for the keys that a row does not see; ``position`` of the first row."""
-    rows = position + gl.arange(0, C.BM, layout=gl.SliceLayout(1, S_LAYOUT))
+    rows = position + gl.arange(0, C.BM, layout=gl.SliceLayout(1, S_LAYOUT)) // C.PACK
     c = key + gl.arange(0, C.BN, layout=gl.SliceLayout(0, S_LAYOUT))
     first, limit = key_range(rows, num_keys, numbers.left, numbers.right, None)
     return hide(s, (None, None, rows, None, first, limit), c, features, numbers, C.WINDOW)
@@ -307,3 +375,38 @@ def store_columns(
     fence_async_shared()
     for c in gl.static_range((min(COLS, COLUMNS - col) + PANEL - 1) // PANEL):
         store_box(desc, [page, row, head, col + c * PANEL], o_box.index(w * (COLS // PANEL) + c))
+
+
+@gluon.jit
+def store_unit(W: gl.constexpr, o, lse, unit, do, o_s, o_box, results, C: gl.constexpr):
+    """A consumer's rows of a unit: the result, or a partial one, float32, where the item is cut. Rows that do not exist
+    are left alone; TMA stores no part of a box.
+    """
+    batch, head, row, q_first, num_q, part = unit
+    o_ptr, lse_ptr, o_strides, _, lse_token, work = results
+    _, part_ptr, part_lse_ptr = work
+    ROWS: gl.constexpr = C.NC * C.BM
+    LSE: gl.constexpr = lse.type.layout
+    OUT: gl.constexpr = o.type.layout
+    nth = gl.arange(0, C.BM, layout=LSE)
+    end = num_q * C.PACK - row
+    if part < 0:
+        lse_at = lse_ptr + (q_first + (row + nth) // C.PACK) * lse_token + head + (row + nth) % C.PACK
+        gl.store(lse_at, lse, mask=nth < end)
+        if end < C.BM:
+            r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, OUT))
+            d = gl.arange(0, C.DV, layout=gl.SliceLayout(0, OUT))
+            at = (q_first + (row + r) // C.PACK).to(gl.int64) * o_strides.token
+            at += (head + (row + r) % C.PACK) * o_strides.head
+            is_there = (r < end)[:, None] & (d < C.COLUMNS)[None, :]
+            gl.store(o_ptr + at[:, None] + d[None, :], o.to(o_s.dtype), mask=is_there)
+        else:
+            token = q_first + row // C.PACK
+            store_columns(W, o.to(o_s.dtype), batch * 0, token, head, 0, do, o_s, o_box, C.DV, C.COLUMNS)
+    else:
+        place = part.to(gl.int64) * ROWS + W * C.BM
+        gl.store(part_lse_ptr + place + nth, lse, mask=nth < end)
+        r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, OUT))
+        d = gl.arange(0, C.DV, layout=gl.SliceLayout(0, OUT))
+        is_there = (r < end)[:, None] & (d < C.COLUMNS)[None, :]
+        gl.store(part_ptr + (place + r)[:, None] * C.COLUMNS + d[None, :], o, mask=is_there)

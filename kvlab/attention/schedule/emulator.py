@@ -115,6 +115,20 @@ def work_list(
         store(firsts, (team,), np.where(place < total, found, items), mask=team <= teams)
 
 
+def team_items(
+    work: Array, starts: Array, firsts: Array, team: Array, REACH: int
+) -> tuple[Array, Array, Array, Array]:
+    """(begin, until, first, last) ``[P]``: the places of each team, and the items ``first ... last`` that lie there;
+    one of which it has no more than REACH places is left to the next team.
+    """
+    share = work[0]
+    begin = team * share
+    until = np.minimum(begin + share, work[1])
+    first = firsts[team]
+    last = firsts[team + 1]
+    return begin, until, first, last + (starts[last] + REACH < until).astype(np.int32)
+
+
 def launch(
     seq_lens: Array, cu_seqlens: Array | None = None, *, problem: ScheduleProblem, config: ScheduleConfig,
     out: Array | None = None,

@@ -122,6 +122,19 @@ def work_list(
         tl.store(firsts_ptr + team, tl.where(place < total, found, items), mask=team <= teams)
 
 
+@triton.jit
+def team_items(list_ptr, starts_ptr, firsts_ptr, team, REACH: tl.constexpr):
+    """(begin, until, first, last): the places of a team, and the items ``first ... last`` that lie there; one of which
+    it has no more than REACH places is left to the next team.
+    """
+    share = tl.load(list_ptr)
+    begin = team * share
+    until = tl.minimum(begin + share, tl.load(list_ptr + 1))
+    first = tl.load(firsts_ptr + team)
+    last = tl.load(firsts_ptr + team + 1)
+    return begin, until, first, last + (tl.load(starts_ptr + last) + REACH < until).to(tl.int32)
+
+
 def launch(
     seq_lens: torch.Tensor, cu_seqlens: torch.Tensor | None = None, *, problem: ScheduleProblem,
     config: ScheduleConfig, out: torch.Tensor | None = None, again: Again = None,

@@ -169,6 +169,9 @@ def test_batch_invariant_units_have_2048_keys_and_a_sequence_at_most_64() -> Non
     ({"seq_lens": [10**9] * 40}, "the cost of seq_lens is"),
     ({"new_tokens": (np.array([0, 3]), 4)}, r"cu_seqlens_q is \[0, 3\]: must be from 0 to 4"),
     ({"new_tokens": (np.array([0.0, 4]), 4)}, "cu_seqlens_q has dtype float64"),
+    ({"new_tokens": (np.array([0, 4]), 4, 3)}, "max_seqlen_q of new_tokens is 3: must be at least 4"),
+    ({"seq_lens": (np.array([40]), 0)}, "max_keys of seq_lens is 0"),
+    ({"seq_lens": (np.array([40]), 39)}, "seq_lens has 40: must be at most the max_keys beside it, 39"),
     ({"causal": None}, "causal is None: must be True or False"),
     ({"config": 3}, "config is 3: must be a ScheduleConfig"),
 ])

@@ -1,0 +1,48 @@
+"""Prefill tiles over a schedule on Hopper: the kernel of MHA prefill, whose programs walk a work list.
+
+The heads of a KV head share a tile, token by token; ``join`` merges as it does for the portable walk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvlab.attention.attend_paged.config import Walk
+from kvlab.attention.attend_paged.kernel import WalkSizes
+from kvlab.attention.features.arguments import feature_arrays, feature_numbers
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.softcap import cap_terms
+from kvlab.attention.hopper.kernel import BOX_LAYOUT, box_descriptor
+from kvlab.attention.mha_prefill.hopper import attend
+from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.strides import RowStrides
+from kvlab.triton_support.launching import Again
+
+walk = attend
+
+
+def pointers_of(
+    one: Walk, arrays: tuple[Any, ...], results: tuple[torch.Tensor, ...], f: Features, again: Again
+) -> tuple[Any, ...]:
+    """The pointers of a launch. arrays : q ``[1, total, Hq, D]``, K, V, table, lengths, cu_seqlens and list."""
+    (q, k, v, table, lens, starts, work), (out, lse, part, part_lse), C = arrays, results, one.wide
+    rows, box = (C.BM // C.PACK, C.PACK), (C.BOX, 1)
+    shapes = {"q": (q, rows), "k": (k, box), "v": (v, box), "out": (out, rows)}
+    descriptors = (box_descriptor(x, shape, BOX_LAYOUT, name, again) for name, (x, shape) in shapes.items())
+    lists = (starts, None, table, lens, None), (work, part, part_lse)
+    return *descriptors, out, lse, *lists, feature_arrays(f)
+
+
+def numbers_of(
+    one: Walk, arrays: tuple[Any, ...], into: tuple[torch.Tensor, torch.Tensor], sizes: WalkSizes, f: Features,
+    scale: float, *, ragged: bool, listed: bool,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments behind the pointers: numbers, and constants and options by name."""
+    (q, k), (out, lse) = arrays[:2], into
+    inner, outer = cap_terms(scale, f.softcap)
+    tiles = 0, 0, 0, 0, 0, q.shape[2], sizes.group, 0, sizes.max_keys, k.shape[0]
+    strides = sizes.table_batch, 0, lse.stride(1), sizes.room, sizes.seq_lens_batch, RowStrides(*out.stride()[:3])
+    factors = inner, outer, 1 / LOG2E, 1.0
+    return (factors, feature_numbers(f), *tiles, *strides), {"C": one.wide, "num_warps": 4}

@@ -1,0 +1,142 @@
+"""Hopper's prefill tiles over a work list where there is no GPU. Rests on float64 references in the tolerance of
+yardsticks, on the portable walk of the same list, and on what the compiler makes of the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from caught import SHARED, Caught, as_if_on, as_launched, as_tensors
+from prefill_cases import Case
+from yardsticks import assert_accurate
+
+from kvlab.attention import attend_paged, explain, plan
+from kvlab.attention.attend_paged import emulator
+from kvlab.attention.attend_paged.config import AttendProblem, choose_walks, ragged_problem
+from kvlab.attention.attend_paged.hopper_config import tiles_walk, with_tiles
+from kvlab.attention.mha_prefill.hopper_config import listed_constants, shared_bytes
+from kvlab.common.arrays import to_torch
+from kvlab.triton_support.versions import gluon_lacks
+
+
+def paged(*lens: tuple[int, int], **sizes: Any) -> Case:
+    """(new tokens, keys) of each sequence."""
+    return Case(lens, form="paged", **sizes)
+
+
+def by_tiles(case: Case, programs: int, longest: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(arrays, arguments) of the launch functions, by so many programs; NaN in keys that no row sees."""
+    x = case.build()
+    x.poison_before_window()
+    _, arrays, options = x.arguments()
+    call = attend_paged.planned(*arrays, **options, backend="reference")
+    problem = ragged_problem(*call.arrays[:4], call.arrays[5])
+    config = choose_walks(problem, call.longest if longest is None else longest, processors=programs)
+    config = with_tiles(config, problem, call.features)
+    assert config.walks[-1].wide is not None
+    return call.arrays, {"scale": call.plan.scale, "features": call.features, "config": config}
+
+
+CASES = [
+    (paged((130, 300), (2, 2), (0, 17), (40, 64), (34, 1100), (9, 9), heads=(8, 2), D=128), 16),  # parts of five teams
+    (paged((33, 33), (70, 700), (100, 600), heads=(2, 2), page=64, dtype="fp16"), 6),
+    (paged((200, 1000), (90, 300), (64, 70), heads=(4, 1), window=70), 40),  # units of which some tiles see nothing
+    (paged((70, 400), (90, 30), (40, 0), heads=(4, 1), D=128, causal=False, page=32, strided=True), 3),
+    (paged((100, 900), heads=(4, 1), D=128, DV=64, softcap=20.0, page=128), 12),
+]
+
+
+@pytest.mark.parametrize("case, programs", CASES, ids=str)
+def test_emulated(case: Case, programs: int) -> None:
+    """Over NaN; shared memory and partial results that nobody wrote are NaN, too."""
+    arrays, named = by_tiles(case, programs)
+    out = np.full((*arrays[0].shape[:3], arrays[2].shape[3]), np.nan, arrays[0].dtype)
+    made, lse = emulator.launch(*arrays, **named, out=out)
+    assert_accurate(case.build(), made[0], lse[0])
+
+
+def test_programs_and_tiles_side_by_side_change_no_more_than_the_order_of_sums() -> None:
+    """Law: of one program a KV head every result is whole; the portable walk of the list is as near."""
+    case = paged((130, 500), (20, 300), heads=(4, 1))
+    x = case.build()
+    for programs, longest in ((1, 32), (2, 64), (12, 130)):
+        arrays, named = by_tiles(case, programs, longest)
+        assert named["config"].walks[-1].schedule.together == min(4, -(-longest * 4 // 128), programs)
+        portable = choose_walks(ragged_problem(*arrays[:4], arrays[5]), longest, processors=programs)
+        for walks in (named["config"], portable):
+            out, lse = emulator.launch(*arrays, **named | {"config": walks})
+            assert_accurate(x, out[0], lse[0])
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({}, None),
+    ({"heads": (6, 2)}, "3 query heads to a KV head"),
+    ({"D": 96}, "head dimensions 96 of q and 96 of v"),
+    ({"sinks": True}, "features that differ between the query heads of a KV head"),
+    ({"kv": "fp8"}, "dtype float8_e4m3fn"),
+    ({"page": 48}, "page size 48"),
+    ({"alibi": "head"}, "features that differ"),
+    ({"batch_invariant": True}, "batch_invariant=True"),
+])
+def test_when_it_is_taken(changes: dict[str, Any], words: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {name: changes.pop(name) for name in ["batch_invariant"] if name in (changes := dict(changes))}
+    x = Case(**{"lens": ((90, 200), (1, 40)), "form": "paged", "heads": (8, 2)} | changes).build()
+    _, arrays, options = x.arguments("cpu")
+    as_if_on(monkeypatch, "sm_90")
+    found = explain(attend_paged, *arrays, **options | more, max_seqlen_q=max(n for n, _ in x.case.lens))
+    assert found.backend == ("hopper" if words is None else "triton")
+    assert (words or "torch tensors on sm_90") in found.reason
+    assert any(walk.wide for walk in found.config.walks) == (words is None)
+
+
+def test_tiles_of_short_sequences_are_not_walked_side_by_side() -> None:
+    """Law: a plan that knows as much has the tiles of the call."""
+    for keys, longest, together in ((300, 300, 1), (30_000, 300, 4), (30_000, 64, 2)):
+        problem = AttendProblem(64, 4096, 32, 8, 128, 128, 2, 16, keys, ragged=True)
+        own = [walk.schedule for walk in choose_walks(problem, longest).walks]
+        assert own[1].together == together
+        starts = np.array([0, *range(64, 4096, 64), 4096])
+        step = plan((np.full(64, min(keys, 300)), keys), (starts, 4096, longest), q_heads=32, kv_heads=8)
+        assert [one.config for one in step.walks] == own
+        assert list(map(tiles_walk, own)) == [False, True]
+
+
+MATRIX = [
+    paged((150, 200), (3, 90), heads=(8, 2), D=128),
+    paged((150, 200), (3, 90), heads=(4, 4), D=128, page=64, window=100),
+    paged((150, 200), (3, 90), heads=(16, 2), page=64, softcap=20.0),
+]
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
+@pytest.mark.parametrize("case", MATRIX, ids=str)
+def test_compiled(case: Case) -> None:
+    """No spills, shared memory that a CTA has, and wgmma that runs beside other work."""
+    from kvlab.attention.attend_paged import kernel
+    from kvlab.attention.attend_paged.wide import hopper
+
+    arrays, named = by_tiles(case, 132)
+    caught = Caught(hopper.walk)
+    tensors = [to_torch(np.ascontiguousarray(array)) for array in arrays]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper, "walk", caught)
+        for name in ("walk", "join"):
+            patch.setattr(kernel, name, Caught(getattr(kernel, name)))
+        kernel.launch(*tensors, **named | {"features": as_tensors(named["features"])}, works=2 * [tensors[4]])
+    made, C = as_launched(caught.fn, caught.arguments, "sm_90"), named["config"].walks[-1].wide
+    assert made.spills == made.stack == 0
+    assert made.shared <= shared_bytes(C) <= SHARED["sm_90"]
+    assert made.instructions["HGMMA"] == 2 * (C.DEPTH + C.BN) // 16 * C.NC  # in the loop and around it
+    assert made.instructions["WARPGROUP"] <= 12 * C.NC
+
+
+def test_every_configuration_has_room() -> None:
+    """Law."""
+    features = attend_paged.planned(*CASES[0][0].build().arguments()[1], backend="reference").features
+    for D in (64, 128):
+        for page in (16, 64, 256):
+            C = listed_constants(D, D, 4, page, features, together=4, overhead=1)
+            assert shared_bytes(C) <= SHARED["sm_90"]

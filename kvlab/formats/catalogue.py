@@ -159,6 +159,11 @@ CATALOGUE: dict[str, Known] = {
         "a row of 576 e4m3 with one scale of the tensor, outside the bytes",
         _VLLM + "vllm/v1/kv_cache_interface.py, MLAAttentionSpec",
     ),
+    "mla.640": Known(
+        "the-640-byte-row", _MLA + "slot:{N} (dim:512 latent.e4m3, dim:64 rope.bf16)",
+        "a row of 512 e4m3 latents with one scale of the tensor, outside the bytes, and 64 bfloat16 rope values",
+        "kvlab: kvlab/attention/kv_store/__init__.py, mla_store_paged",
+    ),
     "mla.656": Known(
         "the-656-byte-row", _MLA + "slot:{N} (dim:512 latent.e4m3, dim/128:4 latent_scale.f32, dim:64 rope.bf16)",
         "a row of 512 e4m3 latents, 4 float32 scales of 128 latents each and 64 bfloat16 rope values",

@@ -63,8 +63,8 @@ def test_import_takes_at_most_a_tenth_of_a_second_more_than_numpy() -> None:
 
 def test_import_brings_neither_torch_nor_triton() -> None:
     rooms = (
-        "kvlab.memory, kvlab.layout, kvlab.hardware, kvlab.formats, kvlab.cache, kvlab.staging, kvlab.attention, kvlab.viz, "
-        "kvlab.data"
+        "kvlab.memory, kvlab.layout, kvlab.hardware, kvlab.formats, kvlab.cache, kvlab.staging, kvlab.attention, "
+        "kvlab.viz, kvlab.data"
     )
     loaded = run(f"import sys, kvlab; {rooms}; print(*sorted(sys.modules))").split()
     assert "kvlab.staging" in loaded

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .model.accesses import tile_reads
 from .model.lanes import Image
 from .pen.axis import QUIET
-from .pen.palette import ACCENT, ALARM, PAPER
+from .pen.palette import ACCENT, ALARM, BANKS, PAPER, order_colours
 from .pen.picture import Picture
 from .pen.svg import Canvas
 from .shared_memory import CARD, CARD_APART, CARD_GUTTER, CARD_ROW, CARD_TOP, draw_rows
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 16
 TICK = 20.0
+SMALL, SMALL_ROW = 200.0, 20.0
+"""Width of a tile and height of a row in the small picture."""
 
 
 def draw_one_diagonal(
-    swizzle: Any, *, row_bytes: int | None = None, arch: str = "sm_90", title: str | None = None,
+    swizzle: Any, *, row_bytes: int | None = None, arch: str = "sm_90", small: bool = False, title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
     """One tile beside itself, plain (left) and swizzled (right): the first lanes that are served together, and a tick
@@ -32,6 +34,7 @@ def draw_one_diagonal(
     swizzle     a :class:`kvlab.layout.Swizzle`, or a :class:`kvlab.staging.SwizzledTile`, which says its rows itself
     row_bytes   of a row of the tile; 128 unless given
     arch        the machine whose widest fitting read is drawn: ldmatrix.x4 on NVIDIA where 16 bytes stay together
+    small       a picture that is read at 400 px: large words, no numbers in the cells
 
     The colour of a byte is its column of 16 bytes in the tile: a swizzle turns columns into diagonals. Raises
     ValueError for rows that are no multiple of 16 bytes and for a swizzle that moves less than 4 bytes.
@@ -59,18 +62,20 @@ def draw_one_diagonal(
     plain, canvas = read.address(row_bytes), Canvas()
     both: list[int] = []
     below: list[tuple[float, float, int, int]] = []
-    for x, way, called in ((0.0, Swizzle.identity("byte"), "plain"), (CARD_APART, in_bytes, "swizzled")):
+    apart, gutter = (SMALL + 24, 0.0) if small else (CARD_APART, CARD_GUTTER)
+    for x, way, called in ((0.0, Swizzle.identity("byte"), "plain"), (apart, in_bytes, "swizzled")):
         count = wavefronts(read.op.name, way(plain), arch=machine)
         served = np.flatnonzero(count.phase == 0)
         both.append(count.phases[0].passes)
         passes = f"{both[-1]} pass{'es' * (both[-1] != 1)}"
-        canvas.text(x + CARD_GUTTER, 12, f"{called}: {passes}", size=14, weight=600)
-        _tile(canvas, way, x, row_bytes, piece, 4 * count.bank_count, count.addresses[served], read.op.nbytes)
-        below.append((x + CARD_GUTTER, canvas.bottom, both[-1], len(served)))
+        canvas.text(x + gutter, 12, f"{called}: {passes}", size=14, weight=600)
+        tile = _small_tile if small else _tile
+        tile(canvas, way, x, row_bytes, piece, 4 * count.bank_count, count.addresses[served], read.op.nbytes)
+        below.append((x + gutter, canvas.bottom, both[-1], len(served)))
     bottom = max(y for _, y, _, _ in below) + 12
     for left, _, number, lanes in below:
         _ticks(canvas, left, bottom, number, lanes)
-    canvas.extend(CARD_APART + CARD + 24, 0)
+    canvas.extend(apart + SMALL if small else CARD_APART + CARD + 24, 0)
     told = f"{both[1]} pass{'es' * (both[1] != 1)} instead of {both[0]}"
     if both[0] == both[1]:
         told = f"{both[0]} pass{'es' * (both[0] != 1)} with and without it"
@@ -80,7 +85,9 @@ def draw_one_diagonal(
         f"row,{'vector' if piece == 16 else 'piece'}. Outlined: what the first {len(served)} lanes read. A tick is a "
         "pass."
     )
-    if len(served) > MOST_ROWS:
+    if small:
+        seen = "Shared memory, a row a line; a colour is a column of the tile. Outlined: what is read together."
+    elif len(served) > MOST_ROWS:
         seen += f" {MOST_ROWS} rows are shown."
     return canvas.picture(title or f"{cure}: {len(served)} lanes of {name} take {told}{note}", caption or seen)
 
@@ -101,6 +108,22 @@ def _tile(
         if place.size:
             left, top = x + CARD_GUTTER + wide * (address % across), CARD_TOP + CARD_ROW * float(place[0])
             canvas.look_here(left + 1, top + 1, wide * nbytes - 2, CARD_ROW - 2, 2.0)
+
+
+def _small_tile(
+    canvas: Canvas, way: Swizzle, x: float, row_bytes: int, piece: int, across: int,
+    lanes: npt.NDArray[np.int64], nbytes: int,
+) -> None:
+    """As :func:`_tile`, of the first eight rows that the lanes read: colours alone."""
+    rows = np.unique(lanes // across)[:8]
+    places, wide = across // piece, SMALL * piece / across
+    origin = way(rows[:, None] * across + np.arange(places) * piece)
+    xs, ys = x + wide * np.arange(places), CARD_TOP + SMALL_ROW * np.arange(len(rows))
+    canvas.cells(xs, ys, wide, SMALL_ROW, order_colours(origin % row_bytes // 16), BANKS)
+    for address in lanes[np.isin(lanes // across, rows)].tolist():
+        top = CARD_TOP + SMALL_ROW * float(np.flatnonzero(rows == address // across)[0])
+        left = x + SMALL * (address % across) / across
+        canvas.look_here(left + 1, top + 1, SMALL * nbytes / across - 2, SMALL_ROW - 2, 2.5)
 
 
 def _ticks(canvas: Canvas, x: float, y: float, passes: int, lanes: int) -> None:

@@ -387,6 +387,7 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "cure, found": lambda: best_padding((16, 64), "bf16", "ldmatrix.x4"),
     "one diagonal": lambda: viz.draw_one_diagonal(TILE),
     "one diagonal, pieces of 4 bytes": lambda: viz.draw_one_diagonal(Swizzle(5, 0, 5, "fp32")),
+    "one diagonal, small": lambda: viz.draw_one_diagonal(TILE, small=True),
     "one diagonal, gfx950": lambda: viz.draw_one_diagonal(Swizzle(3, 0, 4, "vector"), row_bytes=256, arch="gfx950"),
     "tiles beside": lambda: viz.draw_tiles_beside(TILE, TILE.plain(), names=("swizzled", "plain"), rows=8),
     "tiles beside, gfx950": lambda: viz.draw_tiles_beside(

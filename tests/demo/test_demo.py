@@ -23,7 +23,8 @@ from kvlab.demo import summary as table
 from kvlab.demo.__main__ import main
 from kvlab.demo.steps import Step, decode, grow, paged_cache
 from kvlab.memory import UnwrittenRead
-from kvlab.staging import Traffic
+from kvlab.staging import SwizzledTile, Traffic
+from kvlab.viz import draw_one_diagonal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -157,13 +158,16 @@ def test_bad_input_is_told(arguments: list[str], said: str, tmp_path: Path, caps
 
 
 def test_the_readmes_picture_is_the_demos() -> None:
-    """docs/path_of_a_byte.svg is what the demo draws of the embedded capture today."""
+    """docs/path_of_a_byte.svg is what the demo draws of the embedded capture today, docs/one_diagonal.svg its tile."""
     capture = load_smollm2()
     pool, config = paged_cache(capture, page_size=16), pictures.shown_config(capture)
     chapter = pictures.path(capture, pool, config, len(capture.layers) // 2, pictures.shown_token(capture))
     assert chapter is not None
     assert (ROOT / "docs" / "path_of_a_byte.svg").read_text() == chapter.pictures[0].svg
     ElementTree.fromstring(chapter.pictures[0].svg)
+    place = SwizzledTile(config.BN, capture.head_dim * capture.dtype.itemsize)
+    drawn = draw_one_diagonal(place, small=True, title="A swizzled key: 8 lanes in 1 pass, not 8")
+    assert (ROOT / "docs" / "one_diagonal.svg").read_text() == drawn.svg
 
 
 def test_the_table_counts_in_kib() -> None:

@@ -28,6 +28,15 @@ def test_ticks_are_the_passes_of_the_first_phase(row_bytes: int, sound: Callable
     assert picture.title.endswith(f"8 lanes of ldmatrix.x4 take 1 pass instead of {plain}")
 
 
+def test_a_small_picture_says_the_same(sound: Callable[[Any], Any]) -> None:
+    """A law: the passes are those of the large one; it is as wide as half a column."""
+    large, small = (draw_one_diagonal(SwizzledTile(32, 256), small=one) for one in (False, True))
+    sound(small)
+    assert small.width < 480
+    assert small.title == large.title
+    assert small.body.count(f'fill="{ALARM}"') == large.body.count(f'fill="{ALARM}"')
+
+
 def test_a_swizzle_that_cures_nothing_says_so() -> None:
     assert draw_one_diagonal(Swizzle(1, 6, 6, "byte")).title.endswith("take 8 passes with and without it")
 

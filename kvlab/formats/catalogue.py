@@ -188,7 +188,7 @@ CATALOGUE: dict[str, Known] = {
         _MLA + "(slot:{N} (dim:448 latent.e2m1, dim:64 rope.bf16), slot:{N} (dim/16:28 latent_scale.e4m3, pad:4))",
         "352 bytes of a token: 448 e2m1 latents, 64 bfloat16 rope values; after those of all slots 32 bytes for each: "
         "28 e4m3 scales of 16 latents and 4 of padding",
-        _FLASHINFER + "pull request 4955, NVFP4 sparse MLA",
+        _FLASHINFER + "pull request 4955 (NVFP4 sparse MLA), as vLLM's nvfp4_fi_ds_mla describes it",
     ),
     "indexer.132": Known(
         "indexer-132", _MLA + "(slot:{N} dim:128 k.e4m3, slot:{N} k_scale.f32)",
@@ -198,7 +198,7 @@ CATALOGUE: dict[str, Known] = {
     "indexer.68": Known(
         "indexer-68", _MLA + "(slot:{N} dim:128 k.e2m1, slot:{N} dim/32:4 k_scale.e8m0)",
         "keys of the sparse indexer in mxfp4: 128 e2m1 of each slot, then 4 powers of two of each slot",
-        _VLLM + "vllm/model_executor/layers/sparse_attn_indexer.py",
+        _VLLM + "vllm/model_executor/layers/sparse_attn_indexer.py, sizes; values, then scales, as in the 132 bytes",
     ),
     "aiter.shuffle": Known(
         "aiter-shuffle",
@@ -220,7 +220,7 @@ CATALOGUE: dict[str, Known] = {
         f"layer:{{L}} ({_HND} k.u4, {_HND} v.u4, page:{{P}} head:{{H}} dim:{{D}} (k_scale.f16, k_min.f16), "
         "page:{P} head:{H} slot:{N} dim/32:{D/32} (v_scale.f16, v_min.f16))",
         "asymmetric int4: keys with scale and minimum of a channel over a page, values of 32 dims of a token",
-        "jy-yuan/KIVI: quant/new_pack.py",
+        "jy-yuan/KIVI: quant/new_pack.py, the scheme; the order of the bytes is kvlab's",
     ),
     "lmdeploy.int4": Known(
         "int4-per-token",

@@ -286,10 +286,13 @@ def bytes_of_calls(at: Ranks) -> None:
     lengths, starts = torch.tensor([5, 9], device=at.device), torch.tensor([0, 3, 6], device=at.device)
     lse = torch.empty(2, 3, HQ)
     shared: dict[str, Any] = {"placement": "round_robin", "backend": at.backend}
+    queries, rows = (at.here(*shape, 48, dtype=torch.bfloat16) for shape in ((2, 3, HQ), (2 * COLUMNS + 1, PAGE)))
     calls: list[tuple[Callable[[bool], Any], Callable[[Any], tuple[Tensor, ...]]]] = [
         (lambda check: own.context_parallel_decode(q, *mine, lengths, check=check, **shared), lambda out: (out, lse)),
         (lambda check: own.context_parallel_prefill(q.flatten(0, 1), *mine, lengths, starts, check=check, **shared),
          lambda out: (out, lse)),
+        (lambda check: own.context_parallel_mla_decode(queries, rows, mine[2], lengths, v_dim=32, scale=0.2,
+                                                       check=check, **shared), lambda out: (out, lse)),
         (lambda check: own.all_gather_prefill(q, k, v, check=check, backend=at.backend), lambda out: (k, v)),
         (lambda check: own.all_gather_heads(q, check=check), lambda out: (q,)),
     ]

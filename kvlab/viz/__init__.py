@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .formats.kv_format import draw_agreement as draw_agreement
     from .formats.kv_format import draw_format as draw_format
     from .formats.kv_transfer import draw_transfer as draw_transfer
+    from .formats.quantised_page import draw_quantised_page as draw_quantised_page
     from .fragment_map import draw_fragment_map as draw_fragment_map
     from .gather4 import draw_gather4 as draw_gather4
     from .grid import draw_composed_layout as draw_composed_layout
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from .pipeline import draw_pipeline as draw_pipeline
     from .punch_card import draw_cure as draw_cure
     from .punch_card import draw_punch_card as draw_punch_card
-    from .quantised_page import draw_quantised_page as draw_quantised_page
     from .recognised import draw_recognised as draw_recognised
     from .shared_memory import draw_shared_memory as draw_shared_memory
     from .shared_memory import draw_tiles_beside as draw_tiles_beside
@@ -84,7 +84,7 @@ PICTURES: dict[str, tuple[str, str]] = {
                        "kvlab.hardware:RegTileLoader kvlab.viz:CopyPlan"),
     "draw_page_table": ("page_table", "kvlab.cache:PagedKVCache kvlab.cache:PagedKVCacheCollection "
                         "kvlab.cache:PagePool"),
-    "draw_quantised_page": ("quantised_page", ""),
+    "draw_quantised_page": ("formats.quantised_page", ""),
     "draw_kv_tile": ("kv_tile", ""),
     "draw_format": ("formats.kv_format", "kvlab.formats:Format"),
     "draw_agreement": ("formats.kv_format", "kvlab.formats:Agreement"),

@@ -1,1 +1,1 @@
-"""Pictures of formats of KV caches, of transfers between them, and of audits."""
+"""Pictures of KV caches at rest: formats, quantised pages, transfers, audits."""

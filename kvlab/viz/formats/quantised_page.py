@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .pen.axis import QUIET, WIDTH, Axis, axis_of, label_rows, mark_gaps
-from .pen.legend import keys
-from .pen.palette import BANKS, LANES
-from .pen.picture import Picture
-from .pen.svg import HATCH, Canvas
-from .pen.text import text_width
+from ..pen.axis import QUIET, WIDTH, Axis, axis_of, label_rows, mark_gaps
+from ..pen.legend import keys
+from ..pen.palette import BANKS, LANES
+from ..pen.picture import Picture
+from ..pen.svg import HATCH, Canvas
+from ..pen.text import text_width
 
 if TYPE_CHECKING:
     from kvlab.cache import PagedKVCache

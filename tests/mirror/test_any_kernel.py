@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -69,6 +70,15 @@ def test_markers_are_proposed_where_names_and_loops_agree() -> None:
     assert [step.marker.outputs for step in found.kernel.steps] == [s.marker.outputs for s in found.twin.steps]
     with pytest.raises(ValueError, match="must have names in common"):
         propose((tutorial_kernels.__file__, "row_sums"), (tutorial_twins.__file__, "atomics"))
+
+
+def test_a_loop_corresponds_to_one_loop(tmp_path: Path) -> None:
+    """The second loop of one side is not the first one's counterpart, though it binds the same name."""
+    kernel, twin = tmp_path / "kernel.py", tmp_path / "twin.py"
+    kernel.write_text("def f():\n    for i in range(2):\n        a = i\n        b = i\n")
+    twin.write_text("def f():\n    for i in range(2):\n        a = i\n    for i in range(2):\n        b = i\n")
+    found = propose((str(kernel), "f"), (str(twin), "f"))
+    assert (found.matched, found.alone) == (("a",), ("b",))
 
 
 BF16 = ml_dtypes.bfloat16

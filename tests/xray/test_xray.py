@@ -198,6 +198,19 @@ def test_allocations_lie_where_the_compiler_put_them() -> None:
 
 
 @pytest.mark.compile
+def test_what_l1_has_already_is_no_finding() -> None:
+    """Two loads of 16 bytes a lane, 32 bytes apart: each touches all sectors, together they move them once."""
+    found = tutorial("layer_norm", "sm_90")
+    assert [(e.sectors, e.ideal_sectors, e.distinct) for e in found.edges if e.sectors > e.ideal_sectors] == [
+        (256, 128, 128)] * 2
+    assert found.findings == ()
+    column = next(edge for edge in planted("column load").edges if edge.operation == "tt.load")
+    assert (column.sectors, column.distinct, column.ideal_sectors) == (256, 256, 32)
+    (scratch,) = tutorial("transpose", "sm_90").allocations
+    assert (scratch.what, scratch.size, scratch.layout) == ("ttg.convert_layout", 64 * 64 * 4, None)
+
+
+@pytest.mark.compile
 @pytest.mark.parametrize("target", ["sm_100", "gfx942", "gfx950"])
 def test_other_targets(target: str) -> None:
     found = tutorial("matmul", target)

@@ -1,0 +1,122 @@
+"""Readers of LLVM IR and TTGIR, on small texts whose answers follow from the languages' definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvlab.xray.accesses import accesses
+from kvlab.xray.edges import allocations, edges
+from kvlab.xray.llir import LaneValues, functions
+from kvlab.xray.ttgir import read
+
+IR = """
+@global_smem = external addrspace(3) global [0 x i8], align 16
+
+define ptx_kernel void @kernel(ptr addrspace(1) %0, i32 %1) local_unnamed_addr #0 !dbg !4 {
+  %3 = tail call i32 @llvm.nvvm.read.ptx.sreg.tid.x(), !dbg !12
+  %4 = icmp samesign ult i32 %3, 8, !dbg !12
+  br i1 %4, label %5, label %.lr.ph
+
+5:                                                ; preds = %2
+  %6 = getelementptr inbounds nuw float, ptr addrspace(3) @global_smem, i32 %3, !dbg !12
+  tail call void asm sideeffect "st.shared.b32 [ $0 + 64 ], $1;", "r,r"(ptr addrspace(3) %6, i32 %3) #2, !dbg !12
+  br label %.lr.ph
+
+.lr.ph:                                           ; preds = %5, %2
+  br label %7
+
+7:                                                ; preds = %7, %.lr.ph
+  %8 = phi i32 [ %11, %7 ], [ 256, %.lr.ph ]
+  %9 = getelementptr [4 x i8], ptr addrspace(3) getelementptr (i8, ptr addrspace(3) @global_smem, i32 1024), i32 %3
+  %10 = getelementptr i8, ptr addrspace(3) %9, i32 %8, !dbg !13
+  %r = load <4 x i32>, ptr addrspace(3) %10, align 16, !dbg !13
+  %11 = add nuw nsw i32 %8, 512
+  %12 = zext nneg i32 %3 to i64
+  %13 = getelementptr half, ptr addrspace(1) %0, i64 %12, !dbg !13
+  %14 = load i16, ptr addrspace(1) %13, !dbg !13
+  %15 = sext i16 %14 to i64
+  %16 = getelementptr half, ptr addrspace(1) %0, i64 %15, !dbg !13
+  tail call void asm sideeffect "@!$0 st.global.b16 [ $1 + 0 ], $2;", "b,l,h"(i1 %4, ptr addrspace(1) %16, i16 %14), !dbg !13
+  %17 = icmp slt i32 %11, %1
+  br i1 %17, label %7, label %18
+
+18:
+  ret void
+}
+
+!1 = !DIFile(filename: "mine.py", directory: "/home/me")
+!2 = !DIFile(filename: "standard.py", directory: "/lib/site-packages/triton/language")
+!4 = distinct !DISubprogram(name: "kernel", scope: !1, file: !1, line: 1, unit: !0)
+!5 = distinct !DISubprogram(name: "sum", scope: !2, file: !2, line: 1, unit: !0)
+!12 = !DILocation(line: 7, column: 3, scope: !4)
+!13 = !DILocation(line: 291, column: 36, scope: !5, inlinedAt: !14)
+!14 = !DILocation(line: 9, column: 5, scope: !4)
+"""  # noqa: E501
+
+
+def test_addresses_follow_from_the_text() -> None:
+    """Guards of branches, first trips of loops, constant expressions, offsets in inline assembly, what is loaded."""
+    made = functions(IR)[0]
+    found = accesses(made, LaneValues(made, [1 << 40, 2048], 64, 32), "sm_90")
+    store, load, read_, scatter = found
+    thread = np.arange(64).reshape(2, 32)
+    assert (store.instruction, store.depth, store.place) == ("st.shared.b32", 0, ((7, 3),))
+    assert np.array_equal(store.addresses, 64 + 4 * thread)
+    assert np.array_equal(store.active, thread < 8)
+    assert (load.instruction, load.depth, load.place) == ("ld.shared.b128", 1, ((291, 36), (9, 5)))
+    assert np.array_equal(load.addresses, 1024 + 256 + 4 * thread)
+    assert load.active.all()
+    assert (read_.instruction, read_.notes) == ("ld.global.b16", frozenset())
+    assert (scatter.instruction, scatter.notes) == ("st.global.b16", {"data"})
+    assert np.array_equal(scatter.active, thread >= 8)
+    assert [made.line(access.place) for access in found] == [7, 9, 9, 9]
+
+
+TTGIR = """#blocked = #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [32], warpsPerCTA = [4], order = [0]}>
+#loc = loc("/home/me/mine.py":3:0)
+#loc1 = loc("/home/me/mine.py":5:9)
+#loc2 = loc("/home/me/help.py":8:2)
+#shared = #ttg.swizzled_shared<{vec = 1, perPhase = 1, maxPhase = 1, order = [1, 0]}>
+#odd = #ttg.something_new<{a = 1}>
+#smem = #ttg.shared_memory
+module attributes {"ttg.num-warps" = 4 : i32, ttg.shared = 4096 : i32, "ttg.threads-per-warp" = 32 : i32} {
+  tt.func public @kernel(%x: !tt.ptr<f32> loc("x"(#loc))) attributes {noinline = false} {
+    %k = ttg.local_alloc {allocation.offset = 0 : i32} : () -> !ttg.memdesc<2x16x32xf16, #shared, #smem, mutable> loc(#loc1)
+    ttg.warp_specialize(%k) attributes {allocation.offset = 2048 : i32}
+    default {
+      ttg.warp_yield loc(#loc)
+    }
+    partition0(%arg0: !ttg.memdesc<2x16x32xf16, #shared, #smem, mutable> loc("k"(#loc1))) num_warps(1) {
+      %1 = ttg.memdesc_index %arg0[%c0] : !ttg.memdesc<2x16x32xf16, #shared, #smem, mutable> -> !ttg.memdesc<16x32xf16, #shared, #smem, mutable> loc(#loc1)
+      ttg.local_store %v, %1 : tensor<16x32xf16, #odd> -> !ttg.memdesc<16x32xf16, #shared, #smem, mutable> loc(callsite(#loc2 at #loc1))
+      ttg.warp_return loc(#loc)
+    } : (!ttg.memdesc<2x16x32xf16, #shared, #smem, mutable>) -> () loc(#loc)
+    tt.return loc(#loc)
+  } loc(#loc)
+} loc(#loc)
+#loc3 = loc(callsite(#loc2 at #loc1))
+"""  # noqa: E501
+
+
+def test_operations_know_their_partition_their_memory_and_their_line() -> None:
+    text = TTGIR.replace("loc(callsite(#loc2 at #loc1))\n      ttg.warp_return", "loc(#loc3)\n      ttg.warp_return")
+    made = read(text)
+    store = next(one for one in made.operations if one.name == "ttg.local_store")
+    assert (store.warps, made.warps, made.most_warps) == (1, 4, 1)
+    assert (store.line, made.where(store), store.place) == (8, "help.py", ((8, 2), (5, 9)))
+    assert made.root(store.operands[1]) == "%k"
+    assert made.unknown == {"#odd": "#ttg.something_new<{a = 1}>"}
+    (piece, *_) = allocations(made, 4096)
+    assert (piece.name, piece.offset, piece.size, piece.line) == ("%k", 0, 2048, 5)
+    assert piece.life[0] < store.number <= piece.life[1]
+    assert edges(made, [], [piece], "sm_90") == []  # nothing was compiled of it
+
+
+def test_an_access_belongs_to_the_warps_of_its_partition() -> None:
+    text = TTGIR.replace("loc(callsite(#loc2 at #loc1))\n      ttg.warp_return", "loc(#loc3)\n      ttg.warp_return")
+    made, lane = read(text), np.arange(128).reshape(4, 32)
+    from kvlab.xray.accesses import MemoryAccess
+
+    access = MemoryAccess("st.shared.b32", "shared", True, 4, 4 * lane, lane >= 0, None, ((8, 2), (5, 9)), 0)
+    (edge,) = edges(made, [access], allocations(made, 4096), "sm_90")
+    assert (edge.operation, edge.warps, edge.wavefronts, edge.where) == ("ttg.local_store", 1, 1, "help.py:8")

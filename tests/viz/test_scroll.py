@@ -21,7 +21,7 @@ PATH = BytePath(
 def test_six_places_each_with_the_byte(tmp_path: Path) -> None:
     scroll = ByteScroll(PATH, ml_dtypes.bfloat16(-1.46875))
     text = scroll.save(tmp_path / "scroll.html").read_text(encoding="utf-8")
-    headings = re.findall(r"<h3>(\d)&ensp;(.*?)</h3>", text)
+    headings = re.findall(r'aria-level="3">(\d)&ensp;(.*?)</div>', text)
     assert headings == [(str(n), name) for n, (name, _, _) in enumerate(scroll.places, 1)]
     assert len(re.findall(r"0xbfbc = -1\.46875", text)) == 5
     assert "<p>Byte 2,198, bank 5. Without the swizzle: byte 2,182, bank 1 (dashed).</p>" in text

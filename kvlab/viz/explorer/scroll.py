@@ -37,7 +37,7 @@ section{{display:grid;grid-template-columns:{PANEL * ZOOM + 12:.0f}px minmax(0,1
   border-top:1px solid var(--kvlab-rule)}}
 section:first-of-type{{border-top:0}}
 svg,svg *{{box-sizing:content-box}}
-h3{{margin:0 0 4px;font-size:15px}}
+.name{{margin:0 0 4px;font-size:15px;font-weight:600}}
 p{{margin:0 0 6px}}
 .value{{font:12px MONO;font-weight:600;color:var(--kvlab-accent)}}
 .soft{{color:var(--kvlab-soft);font-size:12px}}
@@ -98,7 +98,7 @@ class ByteScroll(Shown):
             value = f'<p class="value">{html.escape(told[2])}</p>' if told[2] else ""
             said = f"<p>{html.escape(_sentences(words))}</p>"
             parts.append(
-                f"<section><div>{picture.inline}</div><div><h3>{number + 1}&ensp;{html.escape(name)}</h3>{said}{value}"
+                f"<section><div>{picture.inline}</div><div>{_heading(number, name)}{said}{value}"
                 f"{''.join(self._lines(number))}</div></section>"
             )
         return view("scroll", "".join(parts), rules=_RULES, label=whole.title)
@@ -134,6 +134,11 @@ class ByteScroll(Shown):
         body = f"<h1 style='font-size:1.2rem'>{html.escape(title)}</h1>{self._repr_html_()}"
         target.write_text(document(title, body, style=style), encoding="utf-8")
         return target
+
+
+def _heading(number: int, name: str) -> str:
+    """A heading that is none of HTML's own: JupyterLab adds a link to those."""
+    return f'<div class="name" role="heading" aria-level="3">{number + 1}&ensp;{html.escape(name)}</div>'
 
 
 def _source(lines: list[str], statement: Any) -> str:

@@ -41,6 +41,7 @@ def test_compiled_layer(mode: str) -> None:
         return attention.mha_decode_paged(q * 2, kc, vc, table, lens) + 1
 
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     compiled, graphs = torch.compile(layer, fullgraph=True, mode=mode), torch._dynamo.utils.counters
     kept = [cache.clone() for cache in caches]
     for length in (1, 17, 40):

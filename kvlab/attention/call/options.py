@@ -58,7 +58,7 @@ class MLADecodeOptions(LatentFeatureOptions, SplitOptions, total=False):
 
     v_dim: int
     indices: Array | None
-    balanced: bool
+    balanced: bool | None
     backend: Backend
 
 

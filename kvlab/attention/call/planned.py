@@ -16,6 +16,21 @@ HOME = "kvlab.attention.attend_paged"
 """The operation that walks schedules."""
 
 
+def lengths_must_differ(cache: Any, table: Any, most_full: float) -> bool:
+    """Tells whether a pool has less pages than ``most_full`` for each that the table could name: unless sequences share
+    their pages, they cannot all be nearly as long as the table is wide. What the lengths are nobody asks, as that would
+    wait for the GPU.
+
+    >>> import numpy as np
+    >>> equal, one_long = (np.empty((pages, 16, 8, 128), np.float16) for pages in (64 * 10, 9 + 63 * 2))
+    >>> [lengths_must_differ(pool, np.empty((64, 10)), 0.4) for pool in (equal, one_long)]
+    [False, True]
+    """
+    pages: tuple[int, ...] = getattr(cache, "shape", ())
+    named: tuple[int, ...] = getattr(table, "shape", ())
+    return len(pages) > 2 and len(named) == 2 and named[0] > 1 and pages[0] < most_full * named[0] * named[1]
+
+
 class PlannedCall(Call[Any]):
     """A call that may be given a plan, a :class:`~kvlab.attention.Schedule`: its ``schedule``, as a call has a plan of
     its own. listed : the lengths ``[B]`` and ``cu_seqlens_q`` or None, of which the plan is made.

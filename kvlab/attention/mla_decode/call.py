@@ -15,7 +15,7 @@ from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows, row_scales
 from kvlab.attention.call.layers import latent_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes
-from kvlab.attention.call.planned import HOME
+from kvlab.attention.call.planned import HOME, lengths_must_differ
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.positions import refuse_places
 from kvlab.attention.features.resolve import Features
@@ -36,6 +36,11 @@ LATENT = f"{HOME}.latent"
 """Where latent rows are walked over a schedule."""
 MAX_TOKENS = 16
 MAX_HEADS = 128
+LENGTHS_ALONE = "num_splits", "batch_invariant", "indices", "leftpad_k", "q_positions"
+"""What a schedule's units do not follow from."""
+FEW_HEADS, MOST_FULL, MOST_FULL_OF_MANY_HEADS = 16, 0.4, 0.2
+"""Pages of a pool for each that its table could name, where a schedule is worth it: with 16 heads it costs equal
+lengths 16 % on an H200, with more they take twice the time, as it is walked by the portable kernel."""
 
 
 class MLADecode(Call[Any]):
@@ -50,7 +55,7 @@ class MLADecode(Call[Any]):
     paged_scales = ("k_scale",)
     v_dim: int = 512
     indices: Any = None
-    balanced: bool = False
+    balanced: bool | None = None
     num_splits: int | None = None
     mask_value: float = MASK_VALUE
     q: Any
@@ -60,11 +65,20 @@ class MLADecode(Call[Any]):
     inputs: MLAInputs
     row_scales: Any
 
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        if self.balanced is None and self.backend == "auto" and on_gpu(self.q):
+            few = len(self.q.shape) > 2 and self.q.shape[-2] <= FEW_HEADS
+            alone = not any(arguments.get(name) for name in LENGTHS_ALONE[:2])
+            alone = alone and all(arguments.get(name) is None for name in LENGTHS_ALONE[2:])
+            pool, table = (arguments.get(name) for name in ("kv_cache", "block_table"))
+            full = MOST_FULL if few else MOST_FULL_OF_MANY_HEADS
+            self.balanced = alone and lengths_must_differ(pool, table, full)
+
     def check_arguments(self, sizes: Sizes) -> None:
         q, kv_cache, v_dim, D, tokens = self.q, self.kv_cache, self.v_dim, sizes["D"], sizes.get("S", 1)
         if self.balanced:
-            taken = ("num_splits", "batch_invariant", "indices")
-            given = {name: self.arguments.get(name) for name in taken}
+            given = {name: self.arguments.get(name) for name in LENGTHS_ALONE[:3]}
             fixed = " and ".join(name for name, value in given.items() if value is not None and value is not False)
             require(not fixed, f"{fixed} with balanced=True", "left out: units follow from the lengths alone")
             refuse_places(self.arguments, "with balanced=True")

@@ -17,6 +17,7 @@ from yardsticks import assert_accurate, bits
 from kvlab.attention import explain, mla_decode_paged, plan
 from kvlab.attention.attend_paged.latent import emulator
 from kvlab.attention.attend_paged.latent.config import LatentWalk, walk_of
+from kvlab.attention.mla_decode import call as mla_call
 from kvlab.attention.mla_decode import emulator as unsplit
 from kvlab.attention.mla_decode.config import MLADecodeProblem, choose_config
 from kvlab.common.arrays import to_torch
@@ -104,13 +105,29 @@ def test_the_public_call() -> None:
     assert told.grid == (told.config.schedule.programs,) == (132,)
 
 
+def test_where_lengths_must_differ_a_gpu_has_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By sizes alone: 70 pages of 340 that a table of ten sequences could name; of many heads, a fifth of them."""
+    monkeypatch.setattr(mla_call, "on_gpu", lambda array: True)
+
+    def over(heads: int, pages: int, **options: Any) -> bool:
+        q, cache = np.zeros((10, heads, 576), np.float16), np.zeros((pages, 16, 576), np.float16)
+        table, lens = np.zeros((10, 34), np.int32), np.ones(10, np.int32)
+        return bool(mla_decode_paged.made(q, cache, table, lens, scale=1.0, **options).balanced)
+
+    found = {case: over(*case) for case in ((16, 135), (16, 136), (17, 67), (17, 68))}
+    assert found == {(16, 135): True, (16, 136): False, (17, 67): True, (17, 68): False}
+    given: tuple[dict[str, Any], ...] = {"balanced": False}, {"num_splits": 2}, {"batch_invariant": True}, {
+        "indices": np.zeros((10, 3), np.int32)}
+    assert not any(over(16, 70, **fixed) for fixed in given)
+
+
 @pytest.mark.parametrize("options, words", [
     ({"num_splits": 2}, "num_splits with balanced=True: must be left out"),
     ({"batch_invariant": True}, "batch_invariant with balanced=True"),
     ({"leftpad_k": np.array([1])}, "leftpad_k with balanced=True"),
     ({"q_positions": np.array([9])}, "q_positions with balanced=True"),
     ({"indices": np.zeros((1, 3), int)}, "indices with balanced=True"),
-    ({"balanced": 1}, "balanced is 1: must be True or False"),
+    ({"balanced": 1}, "balanced is 1: must be True, False or None"),
     ({"backend": "hopper"}, r"backend is 'hopper' with balanced=True"),
 ])
 def test_bad_calls(options: dict[str, Any], words: str) -> None:

@@ -20,7 +20,7 @@ from kvlab.viz.pen.files import browser
 SUPPORTED = ((3, 11), (3, 14))
 
 
-class Finding(NamedTuple):
+class Checkup(NamedTuple):
     """Thing that was looked at, whether it works, a sentence, and the remedy where there is one. needed : False for
     what is only an extra, whose absence is no fault.
     """
@@ -48,32 +48,32 @@ def examined(run: bool) -> Answer:
     return Answer("\n".join(lines), data, yes=not bad)
 
 
-def findings(run: bool) -> Iterator[Finding]:
+def findings(run: bool) -> Iterator[Checkup]:
     """Each thing that was looked at; with ``run`` kernels are interpreted and compiled, which takes some seconds."""
     python = sys.version_info[:2]
-    yield Finding(
+    yield Checkup(
         "Python", SUPPORTED[0] <= python < SUPPORTED[1], f"{platform.python_version()}, 3.11 to 3.13 are tested",
         needed=True,
     )
     yield _tried("emulator", _emulate, "NumPy arrays are attended to as on sm_90, byte by byte")
     torch = _version("torch")
-    yield Finding("torch", torch is not None, torch or "is not installed: kernels need it", versions.hint())
+    yield Checkup("torch", torch is not None, torch or "is not installed: kernels need it", versions.hint())
     triton = versions.installed()
     tested = ", ".join(versions.TESTED)
     words = f"{triton}, tested: {tested}" if triton else "is not installed: kernels run in the emulator alone"
-    yield Finding("Triton", triton is not None, words, versions.hint())
+    yield Checkup("Triton", triton is not None, words, versions.hint())
     if triton and torch:
         if run:
             yield _tried("interpreter", _interpret, "kernels run on the CPU, as the emulator to the last bit")
             yield _tried("compiler", _compile, "kernels compile for sm_90 without a GPU")
         gpu = _gpu()
-        yield Finding("GPU", gpu is not None, gpu or "none: torch tensors are interpreted on the CPU, which is slow")
+        yield Checkup("GPU", gpu is not None, gpu or "none: torch tensors are interpreted on the CPU, which is slow")
         lacks = versions.gluon_lacks()
         words = lacks or f"Triton {triton} has the Gluon that Hopper's kernels are written in"
-        yield Finding("Gluon", lacks is None, words, "the portable kernels run instead")
+        yield Checkup("Gluon", lacks is None, words, "the portable kernels run instead")
     converter = browser() or ("cairosvg" if importlib.util.find_spec("cairosvg") else None)
     words = f"pictures by {converter}" if converter else "no converter; .svg and .html need none"
-    yield Finding("PNG", converter is not None, words, "pip install cairosvg, or install Chromium")
+    yield Checkup("PNG", converter is not None, words, "pip install cairosvg, or install Chromium")
     for what, package, does in (
         ("notebooks", "jupyterlab", "kvlab lab opens them"),
         ("transformers", "transformers", 'attn_implementation="kvlab"'),
@@ -81,7 +81,7 @@ def findings(run: bool) -> Iterator[Finding]:
     ):
         version = _version(package)
         words = f"{package} {version}: {does}" if version else f"{package} is not installed: {does}"
-        yield Finding(what, version is not None, words, f"pip install {package}")
+        yield Checkup(what, version is not None, words, f"pip install {package}")
 
 
 def _version(package: str) -> str | None:
@@ -91,12 +91,12 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _tried(what: str, does: Callable[[], None], words: str) -> Finding:
+def _tried(what: str, does: Callable[[], None], words: str) -> Checkup:
     try:
         does()
     except Exception as error:  # whatever is wrong with the machine is what is asked for
-        return Finding(what, False, f"{type(error).__name__}: {error}".splitlines()[0], needed=True)
-    return Finding(what, True, words, needed=True)
+        return Checkup(what, False, f"{type(error).__name__}: {error}".splitlines()[0], needed=True)
+    return Checkup(what, True, words, needed=True)
 
 
 def _call(**more: Any) -> Any:

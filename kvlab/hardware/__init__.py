@@ -4,7 +4,7 @@ from .arch import Arch, LaneGroups, get_arch
 from .arch_table import ARCHS
 from .banks.copy_wavefronts import COPIES, copy_unit_passes, copy_wavefronts
 from .banks.count import count_wavefronts, wavefronts
-from .banks.cures import (
+from .banks.cure_search import (
     BestOrder,
     BestPadding,
     BestSwizzle,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kvlab.common.checks import shown
 from kvlab.common.drawn import Drawn
+from kvlab.hardware import get_arch
 from kvlab.rosetta.also import also
 from kvlab.rosetta.readers import READERS, Found
 from kvlab.rosetta.sentences import sentence_of
@@ -83,8 +84,8 @@ LinearLayout dump, CuTe text, a swizzle mode of PTX, or rows x columns
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"text is {shown(text)}: must be text")
-    if arch not in (None, "sm_90", "sm_100"):
-        raise ValueError(f"arch is {shown(arch)}: must be 'sm_90', 'sm_100' or None")
+    if arch is not None and not {"wgmma", "tcgen05"} & get_arch(arch).features:
+        raise ValueError(f"arch is {arch!r}: must be one that has matrix descriptors, or None")
     for notation, read in READERS.items():
         found = read(text.strip(), dtype, swizzle_unit, arch)
         if isinstance(found, Found):

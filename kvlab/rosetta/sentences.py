@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kvlab.hardware import SmemDescriptor, TensorMapSwizzle, TmaDescriptor
+from kvlab.hardware import SmemDescriptor, TensorMapSwizzle, TmaDescriptor, get_arch
 from kvlab.layout import ComposedLayout, Layout, LinearLayout, Swizzle
 from kvlab.layout.encodings import (
     AMDMFMALayout,
@@ -88,7 +88,7 @@ def _(thing: LinearLayout) -> str:
 
 @_words.register
 def _(thing: SmemDescriptor) -> str:
-    unit = "wgmma" if thing.arch == "sm_90" else "tcgen05.mma"
+    unit = "wgmma" if "wgmma" in get_arch(thing.arch).features else "tcgen05.mma"
     where = f"The operand of a {unit} at byte {thing.start_address} of shared memory"
     base = f", whose pattern starts {128 * thing.base_offset} bytes past a multiple of 1024" * bool(thing.base_offset)
     if thing.swizzle:

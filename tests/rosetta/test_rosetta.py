@@ -94,6 +94,8 @@ def test_matrix_descriptors_are_those_that_an_h100_took():
     assert "tcgen05" in recognise(f"{blackwell.encode():016x}").sentence
     with pytest.raises(ValueError, match="word 0x4000004000010400: "):
         recognise("0x4000004000010400", arch="sm_100")
+    with pytest.raises(ValueError, match="arch is 'sm_80': must be one that has matrix descriptors"):
+        recognise("0x4000004000010400", arch="sm_80")
 
 
 def tensor_map(**values) -> bytes:

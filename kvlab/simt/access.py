@@ -45,15 +45,14 @@ def _ld(x: Operands) -> Step:
     writes = [x.write(name, kind) for name in names]
     nbytes, bits = TYPES[kind].itemsize, BITS[TYPES[kind].itemsize]
     address, shared = x.address(1), space == "shared"
-    if space == "local":
-        x.unknown("local memory is not modelled")
 
     def step(m: SimtMachine, mask: Mask) -> None:
         where = address(m)
         if shared:
             where = where & 0xFFFFFFFF
         found = m.load(where, bits, count, mask, space)
-        m.trace.note(x.at, shared, nbytes * count, where, mask)
+        if space != "local":
+            m.trace.note(x.at, shared, nbytes * count, where, mask)
         for i, write in enumerate(writes):
             write(m, np.ascontiguousarray(found[..., i]), mask)
 
@@ -63,6 +62,8 @@ def _ld(x: Operands) -> Step:
 def _ld_param(x: Operands, kind: str, names: list[str]) -> Step:
     name, _, offset = x.texts[1].strip("[] ").partition("+")
     given, size, start = x.parameters.get(name.strip()), TYPES[kind].itemsize, int(offset or "0", 0)
+    if given is None and name.startswith("retval"):
+        given = b""  # of printf
     if given is None:
         x.unknown(f"{name!r} is no parameter")
     writes = [x.write(name, kind) for name in names]
@@ -77,10 +78,10 @@ def _ld_param(x: Operands, kind: str, names: list[str]) -> Step:
 
 def _st(x: Operands) -> Step:
     space, kind = space_of(x), x.op[-1]
+    if space == "param":  # of a call
+        return lambda m, mask: None
     reads = [x.read(name, f"b{8 * TYPES[kind].itemsize}") for name in x.list(1)]
     nbytes, address, shared = TYPES[kind].itemsize, x.address(0), space == "shared"
-    if space == "local":
-        x.unknown("local memory is not modelled")
 
     def step(m: SimtMachine, mask: Mask) -> None:
         where = address(m)
@@ -90,7 +91,8 @@ def _st(x: Operands) -> Step:
         for i, read in enumerate(reads):
             value[..., i] = read(m)
         m.store(where, value, mask, space)
-        m.trace.note(x.at, shared, nbytes * len(reads), where, mask)
+        if space != "local":
+            m.trace.note(x.at, shared, nbytes * len(reads), where, mask)
 
     return step
 

@@ -20,6 +20,11 @@ Function = Callable[..., Array]
 _SMALLEST = np.float32(2.0**-126)
 _FLOATS = ("f16", "bf16", "f32", "f64", *PACKED)
 
+_FLOAT_WORDS = {"rn", "ftz", "approx", "full", "sat", "relu", "NaN", "xorsign", "abs", "noftz"}
+_INTEGER_WORDS = {"lo", "hi", "sat", "relu"}
+_CVT_WORDS = {"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "rna", "ftz", "sat", "satfinite", "relu"}
+
+
 def decode(x: Operands) -> Step | None:
     """The step of an instruction of arithmetic; None for another one."""
     return _FORMS.get(x.op[0], _plain)(x)
@@ -30,6 +35,9 @@ def _plain(x: Operands) -> Step | None:
     kind = x.op[-1]
     if kind not in TYPES:
         return None
+    strange = set(x.op[1:-1]) - (_FLOAT_WORDS if kind in _FLOATS else _INTEGER_WORDS)
+    if strange:
+        x.unknown(f".{min(strange)} is not modelled")
     function = _float_function(x) if kind in _FLOATS else _integer_function(x)
     return None if function is None else _elementwise(x, function, kind)
 
@@ -168,7 +176,7 @@ def _integer_function(x: Operands) -> Function | None:
     if op[0] in ("min", "max") and "relu" in op:
         base = _INTEGER[op[0]]
         return lambda a, b: np.maximum(base(a, b), a.dtype.type(0))
-    if op[0] in ("add", "sub", "mad") and ("cc" in op or "sat" in op):
+    if op[0] == "mad" and "sat" in op:
         return None
     return _INTEGER.get(op[0])
 
@@ -196,6 +204,8 @@ def _funnel(x: Operands) -> Step:
 def _products(x: Operands) -> Step | None:
     """``mul`` and ``mad``, ``.wide`` among them, of integers; floats go the common way."""
     kind = x.op[-1]
+    if "cc" in x.op:
+        return _carried(x)
     if "wide" not in x.op:
         return _plain(x)
     double = f"{kind[0]}{2 * int(kind[1:])}"
@@ -204,6 +214,34 @@ def _products(x: Operands) -> Step | None:
         return lambda m, mask: write(m, _wide(a(m)) * _wide(b(m)), mask)
     c = x.read(3, double)
     return lambda m, mask: write(m, _wide(a(m)) * _wide(b(m)) + c(m), mask)
+
+
+def _sums(x: Operands) -> Step | None:
+    return _carried(x) if "cc" in x.op else _plain(x)
+
+
+def _carried(x: Operands) -> Step:
+    """Sums, differences and products with a carry in (``addc``) or out (``.cc``)."""
+    name, kind = x.op[0].rstrip("c"), f"u{x.op[-1][1:]}"
+    takes, gives, high = x.op[0].endswith("c"), "cc" in x.op, "hi" in x.op
+    reads, write = [x.read(place, kind) for place in range(1, len(x))], x.write(0, kind)
+
+    def step(m: SimtMachine, mask: Mask) -> None:
+        a, *rest = (np.broadcast_to(read(m), m.shape) for read in reads)
+        if name == "mad":
+            a = _high(a, rest[0]) if high else a * rest[0]
+        b, more = rest[-1], (m.carry if takes else np.zeros(m.shape, np.bool_)).astype(a.dtype)
+        if name == "sub":
+            result, out = a - b - more, (a < b) | ((a == b) & (more > 0))
+        else:
+            first = a + b
+            result = first + more
+            out = (first < a) | (result < first)
+        write(m, result, mask)
+        if gives:
+            m.carry = out if mask is None else np.where(mask, out, m.carry)
+
+    return step
 
 
 def _fields(x: Operands) -> Step:
@@ -312,6 +350,7 @@ def _nearest(function: Function) -> Function:
 
 
 _MIN, _MAX = _extreme(np.fmin, np.bitwise_or), _extreme(np.fmax, np.bitwise_and)
+_MIN_NAN, _MAX_NAN = _extreme(np.minimum, np.bitwise_or), _extreme(np.maximum, np.bitwise_and)
 _FLOAT: dict[str, Function] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs, "min": _MIN, "max": _MAX,
     "div": np.divide, "copysign": lambda sign, a: np.copysign(a, sign), "sqrt": np.sqrt,
@@ -348,11 +387,13 @@ def _float_function(x: Operands) -> Function | None:
     if name in ("fma", "mad"):
         function = fma
     elif name in ("min", "max") and "NaN" in op:
-        function = np.minimum if name == "min" else np.maximum
+        function = _MIN_NAN if name == "min" else _MAX_NAN
     else:
         function = _FLOAT.get(name)
     if function is None:
         return None
+    if "xorsign" in op:
+        function = _signed_extreme(function)
     if "relu" in op:
         function = _then(function, lambda a: np.maximum(a, np.float32(0)))
     if "sat" in op:
@@ -361,6 +402,14 @@ def _float_function(x: Operands) -> Function | None:
         full = function
         return lambda *given: _flushed(full(*map(_flushed, given)))
     return function
+
+
+def _signed_extreme(function: Function) -> Function:
+    """``.xorsign.abs``: of the magnitudes, with the product's sign."""
+    def extreme(a: Array, b: Array) -> Array:
+        sign = (np.asarray(a).view(np.uint32) ^ np.asarray(b).view(np.uint32)) & np.uint32(0x80000000)
+        return (function(np.abs(a), np.abs(b)).view(np.uint32) | sign).view(np.float32)
+    return extreme
 
 
 def _then(function: Function, last: Function) -> Function:
@@ -429,6 +478,8 @@ def _setp(x: Operands) -> Step:
     compare = _comparison(x.op[1], floating)
     a, b = x.read(1, kind), x.read(2, kind)
     joined = next((word for word in x.op[2:-1] if word in ("and", "or", "xor")), None)
+    if set(x.op[2:-1]) - {joined, "ftz"}:
+        x.unknown("its comparison is not modelled")
     names = [name.strip() for name in x.texts[0].split("|")]
     writes = [x.write(name, "pred") for name in names]
     third = x.read(3, "pred") if joined else None
@@ -498,7 +549,7 @@ _NARROW = {"e4m3x2": float8_e4m3fn, "e5m2x2": float8_e5m2}
 def _cvt(x: Operands) -> Step:
     words = x.op[1:]
     kinds = [word for word in words if word in TYPES or word in _NARROW]
-    if "pack" in words or len(kinds) != 2 or "rs" in words:
+    if len(kinds) != 2 or set(words) - {*kinds} - _CVT_WORDS:
         x.unknown("this conversion is not modelled")
     to, fro = kinds
     if to in _NARROW or fro in _NARROW:
@@ -561,8 +612,13 @@ def _conversion(x: Operands, to: str, fro: str) -> Function:
 
 
 def _toward(x: Operands, target: np.dtype[Any], rounding: str) -> Function:
-    if rounding != "rz" or target != bfloat16:
+    if rounding != "rz":
         x.unknown("its rounding is not modelled")
+    if target == float16:
+        def cut(a: Array) -> Array:
+            near = a.astype(float16)
+            return np.where(np.abs(near.astype(np.float64)) > np.abs(a), np.nextafter(near, float16.type(0)), near)
+        return cut
     return lambda a: (np.ascontiguousarray(a).view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(bfloat16)
 
 
@@ -646,4 +702,5 @@ _FORMS: dict[str, Callable[[Operands], Step | None]] = {
     "shr": _shifts, "shf": _funnel, "mul": _products, "mad": _products, "bfe": _fields, "bfi": _fields, "popc": _counts,
     "clz": _counts, "bfind": _counts, "lop3": _lop3, "prmt": _prmt, "dp4a": _dot_product, "and": _logic, "or": _logic,
     "xor": _logic, "not": _logic, "cvta": _cvta,
+    "add": _sums, "sub": _sums, "addc": _carried, "subc": _carried, "madc": _carried,
 }

@@ -23,7 +23,7 @@ from .ptx import Parameter, Program, parse
 from .record import KernelRun, Trace, facts_of
 from .values import GLOBALS, REGION, TYPES
 
-OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "num_ctas")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "num_ctas", "debug")
 """Arguments of a launch that are the compiler's."""
 _LANES = 4096  # that run side by side
 _SCRATCH = 1 << 20

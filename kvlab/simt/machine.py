@@ -21,7 +21,7 @@ from . import access, alu, control, hopper, warp
 from .control import ENDED
 from .ptx import Program
 from .record import Trace
-from .values import GLOBALS, PARAMETERS, REGION, Array, Mask, Operands, Step, UnknownInstruction
+from .values import GLOBALS, LOCAL, PARAMETERS, REGION, Array, Mask, Operands, Step, UnknownInstruction
 
 POISON = 0xFFFFFFFFFFFFFFFF
 _FAIR = 64
@@ -148,6 +148,10 @@ class SimtMachine:
         self.shared = Memory(max(nbytes, 1), space=AddressSpace.SHARED, name="shared memory", programs=len(ctas),
                              unsafe=not strict)
         self.allocations, self.tensor_maps = allocations, tensor_maps
+        own = sum(-(-v.nbytes // 16) * 16 for v in code.program.variables.values() if v.space == "local")
+        self.local = Memory(own, space=AddressSpace.LOCAL, name="local memory", programs=self.shape[0] * 32,
+                            base=LOCAL, unsafe=not strict)
+        self.carry = np.zeros(self.shape, np.bool_)
         poison = {size: np.full(self.shape, POISON % (1 << 8 * size), f"u{size}") for size in (1, 2, 4, 8)}
         poison[0] = np.zeros(self.shape, np.bool_)
         self.registers = [poison[register.nbytes] for register in code.program.registers.values()]
@@ -251,12 +255,15 @@ class SimtMachine:
     ) -> Array:
         """``count`` elements at each address: ``[warps, lanes, count]``, zeros where the mask is False.
 
-        ``space`` is shared, global or generic."""
+        ``space`` is shared, global, local or generic."""
         align = alignment or count * dtype.itemsize
         out = None
         for memory, lanes in self._memories(where, mask, space):
             if memory is self.shared:
                 found = memory.load(self._by_cta(where), dtype, count, mask=self._by_cta(lanes), alignment=align)
+                found = found.reshape(*where.shape, count)
+            elif memory is self.local:
+                found = memory.load(where.reshape(-1, 1), dtype, count, mask=_column(lanes), alignment=align)
                 found = found.reshape(*where.shape, count)
             else:
                 found = memory.load(where, dtype, count, mask=lanes, alignment=align)
@@ -271,6 +278,9 @@ class SimtMachine:
                 ctas = memory.programs or 1
                 memory.store(self._by_cta(where), value.reshape(ctas, -1, value.shape[-1]), mask=self._by_cta(lanes),
                              alignment=align)
+            elif memory is self.local:
+                each = value.reshape(-1, 1, value.shape[-1])
+                memory.store(where.reshape(-1, 1), each, mask=_column(lanes), alignment=align)
             else:
                 memory.store(where, value, mask=lanes, alignment=align)
 
@@ -342,8 +352,8 @@ class SimtMachine:
 
     def _memories(self, where: Array, mask: Mask, space: str) -> list[tuple[Memory, Mask]]:
         """The memories that addresses lie in, with the lanes of each."""
-        if space == "shared":
-            return [(self.shared, mask)]
+        if space in ("shared", "local"):
+            return [(self.shared if space == "shared" else self.local, mask)]
         region = where >> REGION
         regions = region if mask is None else region[mask]
         if not regions.size:
@@ -357,7 +367,8 @@ class SimtMachine:
 
     def _memory(self, region: int, where: Array, mask: Mask, space: str) -> Memory:
         if region == 0 and space == "generic":
-            return self.shared
+            first = int(where.flat[0] if mask is None else where[mask].flat[0])
+            return self.shared if first < LOCAL else self.local
         if region not in self.allocations:
             wrong = int(where.flat[0] if mask is None else where[mask].flat[0])
             raise OutOfBounds(f"address {wrong:#x} lies in no argument of the kernel")
@@ -398,17 +409,25 @@ class SimtMachine:
         return {"cluster_nctaid": 1, "cluster_nctarank": 1, "nsmid": int(np.prod(self.grid))}.get(name, 0)
 
 
+def _column(lanes: Mask) -> Mask:
+    return None if lanes is None else lanes.reshape(-1, 1)
+
+
 def symbols_of(program: Program, shared: int) -> tuple[dict[str, int], dict[int, Memory], int]:
     """Addresses of the module's arrays and of array parameters, the memories of those in global memory by region, and
     the bytes of shared memory, ``shared`` of them for the array whose size the launch says."""
     symbols: dict[str, int] = {}
     memories: dict[int, Memory] = {}
-    used = 0
+    used, local = 0, LOCAL
     for variable in sorted(program.variables.values(), key=lambda v: v.space != "shared" or v.nbytes == 0):
         if variable.space == "shared":
             used = -(-used // variable.align) * variable.align
             symbols[variable.name] = used
             used += variable.nbytes or shared
+            continue
+        if variable.space == "local":
+            symbols[variable.name] = local = -(-local // variable.align) * variable.align
+            local += variable.nbytes
             continue
         region = GLOBALS + len(memories)
         data = np.frombuffer((variable.value or b"").ljust(max(variable.nbytes, 1), b"\0"), np.uint8).copy()

@@ -15,10 +15,10 @@ _INLINED = re.compile(r"([^\s@\[\]]+):(\d+):\d+")
 _PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)([^,)]*?)\s*([\w$]+)(?:\[(\d+)\])?\s*(?=,|\)|$)", re.S)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\((.*?)\))?([^{;]*)\{", re.S)
 _ARRAY = re.compile(
-    r"\.(shared|global|const)\s+(?:\.align\s+(\d+)\s+)?(?:\.attribute\([^)]*\)\s+)?\.(\w+)\s+([\w$]+)"
+    r"\.(shared|global|const|local)\s+(?:\.align\s+(\d+)\s+)?(?:\.attribute\([^)]*\)\s+)?\.(\w+)\s+([\w$]+)"
     r"(?:\[(\d*)\])?(?:\s*=\s*(\{[^}]*\}|[^;]+))?\s*;"
 )
-_STATEMENT = re.compile(r"\s+|(?P<loc>\.loc[^\n]*)|(?P<line>\.(?:file|section|pragma)[^\n]*)|(?P<brace>[{}])|"
+_STATEMENT = re.compile(r"\s+|(?P<loc>\.loc\s[^\n]*)|(?P<line>\.(?:file|section|pragma)[^\n]*)|(?P<brace>[{}])|"
                         r"(?P<label>[\w$%.]+)\s*:(?!:)|(?P<text>[^;]+);")
 _GUARD = re.compile(r"@(!?)([\w%$]+)\s+")
 _REGISTER = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
@@ -85,8 +85,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Variable:
-    """An array of the module in ``shared``, ``global`` or ``const`` memory: its bytes (0: as many as the launch says)
-    and alignment, and what it holds at the start, None for nothing."""
+    """An array in ``shared``, ``global``, ``const`` or ``local`` memory: its bytes (0: as many as the launch says) and
+    alignment, and what it holds at the start, None for nothing."""
 
     name: str
     space: str
@@ -229,6 +229,9 @@ def _body(program: Program, text: str, start: int, notes: dict[int, str]) -> Non
             elif statement.startswith(".branchtargets"):
                 last = next(label for label, to in reversed(program.labels.items()) if to == len(program.instructions))
                 program.tables[last] = [name.strip() for name in statement.split(None, 1)[1].split(",")]
+            elif statement.startswith(".local"):
+                variable = _variable(_ARRAY.match(statement + ";"))  # type: ignore[arg-type]
+                program.variables[variable.name] = variable
             elif not statement.startswith((".param", ".pragma")):
                 guard = _GUARD.match(statement)
                 name, _, rest = (statement[guard.end() :] if guard else statement).partition(" ")

@@ -39,6 +39,8 @@ REGION = 40
 """Bits of an address inside an allocation; those above number the allocation, 0 is shared memory."""
 GLOBALS = 0xF0000
 """The first allocation of the module's own arrays."""
+LOCAL = 0xD0000000
+"""First address of the memory that each lane has for itself; pointers to it may have 32 bits."""
 PARAMETERS = 0xE0000000
 """Address of the first parameter that is an array: one of 32 bits, past all shared memory."""
 _ADDRESS = re.compile(r"\[\s*([%\w$.]+)\s*(?:\+\s*(-?\w+))?\s*\]$")

@@ -123,3 +123,18 @@ def own_tiles_kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: t
     for k in range(0, K, BK):
         acc = tl.dot(x.load([m, k]), y.load([k, n]), acc)
     tl.make_tensor_descriptor(c, [M, N], [N, 1], [BM, BN]).store([m, n], acc.to(tl.bfloat16))
+
+
+@triton.jit
+def functions_kernel(x, out, lock, total, B: tl.constexpr):
+    """A function of large arguments, whose code has branches of single lanes and local memory; a bound; and a lock."""
+    i = tl.arange(0, B)
+    v = tl.load(x + i)
+    tl.device_assert(v < 1e9, "too large")
+    tl.store(out + i, tl.sin(v))
+    tl.store(out + B + i, tl.clamp(v, -0.5, 0.5))
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    tl.store(total, tl.load(total) * 2 + 1)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock, 0)

@@ -22,7 +22,7 @@ from benchmarks.chip_bits import CALLS, Call
 from benchmarks.truth.whole import KERNELS
 from kvlab.common.arrays import to_numpy
 from kvlab.memory import OutOfBounds, bfloat16, float8_e4m3fn, float8_e5m2, float16
-from kvlab.simt import run
+from kvlab.simt import DeviceAssertion, run
 from kvlab.triton_support.versions import gluon_lacks, installed
 
 pytestmark = pytest.mark.compile
@@ -108,6 +108,21 @@ def test_attention_and_its_table() -> None:
     assert f"simt_kernels.py:{line.source[1]}" in text
     assert "values = tl.load" in text
     assert "<code>values = tl.load" in ran._repr_html_()
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_branches_of_lanes_local_memory_and_a_lock(target: str) -> None:
+    """sine of numbers that need the long reduction beside such that do not; seven programs take a lock in turn."""
+    x = floats(256) * np.where(np.arange(256) % 3, np.float32(1), np.float32(1e6))
+    out, lock, total = np.zeros((2, 256), np.float32), np.zeros(1, np.int32), np.zeros(1, np.int32)
+    ran = run(kernels.functions_kernel, (7,), x, out, lock, total, B=256, target=target, debug=True)
+    assert np.abs(out[0] - np.sin(x.astype(np.float64))).max() < 1e-7
+    assert np.array_equal(out[1], np.clip(x, -0.5, 0.5))
+    assert total[0] == 2**7 - 1
+    assert any(facts.executed and "local" in facts.instruction.op for facts in ran.instructions)
+    x[77] = 1e10
+    with pytest.raises(DeviceAssertion, match=r"assertion of the kernel failed; at PTX line \d+, simt_kernels.py:\d+"):
+        run(kernels.functions_kernel, (1,), x, out, lock, total, B=256, target=target, debug=True)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])

@@ -105,6 +105,9 @@ LAWS: dict[str, Any] = {
     "cvt.s32.s8 %r3, %r1": lambda a, b: (a & 255 ^ 128) - 128,
     "cvt.u32.u16 %r3, %r1": lambda a, b: a & 0xFFFF,
     "cvt.sat.s16.s32 %r3, %r1": lambda a, b: max(-0x8000, min(0x7FFF, signed(a))),
+    "add.cc.u32 %r5, %r1, %r2; addc.u32 %r3, %r2, 7": lambda a, b: b + 7 + (a + b >> 32),
+    "sub.cc.u32 %r5, %r1, %r2; subc.u32 %r3, %r1, 7": lambda a, b: a - 7 - (a < b),
+    "mad.lo.cc.u32 %r5, %r1, %r2, %r4; madc.hi.u32 %r3, %r1, %r2, 0": lambda a, b: a * b + (b | 1) >> 32,
     "dp4a.u32.u32 %r3, %r1, %r2, %r1": lambda a, b: a + sum((a >> s & 255) * (b >> s & 255) for s in (0, 8, 16, 24)),
 }
 
@@ -120,6 +123,44 @@ def test_integers_are_those_of_the_isa() -> None:
     for text, law, ours in zip(LAWS, LAWS.values(), out, strict=True):
         exact = np.array([law(x, y) & MASK for x, y in zip(a.tolist(), b.tolist(), strict=True)], np.uint32)
         assert np.array_equal(ours, exact), text
+
+
+def test_floats_at_their_edges() -> None:
+    """-0 lies below 0, a NaN gives way, conversions end at the largest number; e4m3 as an H100 casts it
+    (tests/data/hardware/h100_casts.json)."""
+    inf, nan = np.inf, np.nan
+    a = np.tile(np.float32([-0.0, 0.0, nan, 1.5, -2.5, 3e9, -inf, 65519.9]), 4)
+    b = np.tile(np.float32([0.0, -0.0, 1.0, nan, 2.0, -1.0, 5.0, 1.0]), 4)
+    laws = {
+        "min.f32 %r3, %r1, %r2": np.float32([-0.0, -0.0, 1, 1.5, -2.5, -1, -inf, 1]),
+        "max.f32 %r3, %r1, %r2": np.float32([0, 0, 1, 1.5, 2, 3e9, 5, a[7]]),
+        "max.NaN.f32 %r3, %r1, %r2": np.float32([0, 0, nan, nan, 2, 3e9, 5, a[7]]),
+        "min.xorsign.abs.f32 %r3, %r1, %r2": np.float32([-0.0, -0.0, 1, 1.5, -2, -1, -5, 1]),
+        "cvt.rzi.s32.f32 %r3, %r1": np.int32([0, 0, 0, 1, -2, 2**31 - 1, -(2**31), 65519]),
+        "cvt.rni.s32.f32 %r3, %r1": np.int32([0, 0, 0, 2, -2, 2**31 - 1, -(2**31), 65520]),
+        "cvt.rz.f16.f32 %rs1, %r1; cvt.f32.f16 %r3, %rs1":
+            np.float32([-0.0, 0, nan, 1.5, -2.5, 65504, -inf, 65504]),
+        "cvt.rn.f16.f32 %rs1, %r1; cvt.f32.f16 %r3, %rs1": np.float32([-0.0, 0, nan, 1.5, -2.5, inf, -inf, 65504]),
+    }
+    out = np.zeros((len(laws), 32), np.uint32)
+    body = "add.s64 %rd1, %rd100, %rd99; add.s64 %rd2, %rd101, %rd99; ld.global.b32 %r1, [%rd1];"
+    body += "ld.global.b32 %r2, [%rd2]; add.s64 %rd3, %rd102, %rd99;\n"
+    body += "\n".join(f"{text}; st.global.b32 [%rd3+{128 * i}], %r3;" for i, text in enumerate(laws))
+    execute(body, a, b, out)
+    for (text, exact), ours in zip(laws.items(), out[:, :8], strict=True):
+        same = ours == exact.view(np.uint32)
+        assert (same | (np.isnan(ours.view(np.float32)) & np.isnan(exact.astype(np.float32)))).all(), text
+    record = json.loads((DATA / "hardware" / "h100_casts.json").read_text())
+    given = np.frombuffer(bytes.fromhex(record["float32"]), np.float32).copy()
+    bits = np.zeros(len(given), np.uint32)
+    execute("""
+        mov.u32 %r3, %ctaid.x; mul.wide.u32 %rd1, %r3, 128; add.s64 %rd1, %rd1, %rd99; add.s64 %rd2, %rd1, %rd100;
+        add.s64 %rd3, %rd1, %rd101; ld.global.b32 %r1, [%rd2]; cvt.rn.satfinite.e4m3x2.f32 %rs1, %r1, %r1;
+        cvt.u32.u16 %r2, %rs1; st.global.b32 [%rd3], %r2;""", given, bits, grid=(len(given) // 32,))
+    cast = np.frombuffer(bytes.fromhex(record["float8_e4m3fn"]), np.uint8)
+    done = len(given) // 32 * 32
+    assert np.array_equal(bits[:done] & 0xFF, cast[:done])
+    assert np.array_equal(bits[:done] >> 8, cast[:done])
 
 
 def test_lanes_that_part_meet_again() -> None:

@@ -608,6 +608,8 @@ def _conversion(x: Operands, to: str, fro: str) -> Function:
         return lambda a: np.maximum(a, a.dtype.type(0)).astype(target)
     if "sat" in x.op:
         return lambda a: np.clip(a, a.dtype.type(0), a.dtype.type(1)).astype(target)
+    if source == np.float32 and target in (bfloat16, float16):
+        return lambda a: np.where(np.isnan(a), np.uint16(0x7FFF), a.astype(target).view(np.uint16)).view(target)
     return lambda a: a.astype(target)
 
 
@@ -662,13 +664,14 @@ def _cvt_fp8(x: Operands, to: str, fro: str) -> Step:
 
 
 def saturated(a: Array, narrow: np.dtype[Any]) -> Array:
-    """``cvt.rn.satfinite``: float32 as 8 bits, the largest finite number beyond it; NaN stays.
+    """``cvt.rn.satfinite``: float32 as 8 bits, the largest finite number beyond it; NaN becomes 0x7f.
 
     >>> saturated(np.float32([500, -0.3, 1e9]), np.dtype(float8_e4m3fn)).astype(np.float32).tolist()
     [448.0, -0.3125, 448.0]
     """
-    most = np.float32(448 if narrow == float8_e4m3fn else 57344)
-    return np.clip(a, -most, most).astype(narrow)
+    most, nan = np.float32(448 if narrow == float8_e4m3fn else 57344), np.isnan(a)
+    bits = np.clip(np.where(nan, np.float32(0), a), -most, most).astype(narrow).view(np.uint8)
+    return np.where(nan, np.uint8(0x7F), bits).view(narrow)
 
 
 def _slct(x: Operands) -> Step:

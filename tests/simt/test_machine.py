@@ -126,7 +126,7 @@ def test_integers_are_those_of_the_isa() -> None:
 
 
 def test_floats_at_their_edges() -> None:
-    """-0 lies below 0, a NaN gives way, conversions end at the largest number; e4m3 as an H100 casts it
+    """-0 lies below 0, a NaN gives way, conversions end at the largest number; casts as an H100's
     (tests/data/hardware/h100_casts.json)."""
     inf, nan = np.inf, np.nan
     a = np.tile(np.float32([-0.0, 0.0, nan, 1.5, -2.5, 3e9, -inf, 65519.9]), 4)
@@ -151,16 +151,20 @@ def test_floats_at_their_edges() -> None:
         same = ours == exact.view(np.uint32)
         assert (same | (np.isnan(ours.view(np.float32)) & np.isnan(exact.astype(np.float32)))).all(), text
     record = json.loads((DATA / "hardware" / "h100_casts.json").read_text())
-    given = np.frombuffer(bytes.fromhex(record["float32"]), np.float32).copy()
-    bits = np.zeros(len(given), np.uint32)
-    execute("""
-        mov.u32 %r3, %ctaid.x; mul.wide.u32 %rd1, %r3, 128; add.s64 %rd1, %rd1, %rd99; add.s64 %rd2, %rd1, %rd100;
-        add.s64 %rd3, %rd1, %rd101; ld.global.b32 %r1, [%rd2]; cvt.rn.satfinite.e4m3x2.f32 %rs1, %r1, %r1;
-        cvt.u32.u16 %r2, %rs1; st.global.b32 [%rd3], %r2;""", given, bits, grid=(len(given) // 32,))
-    cast = np.frombuffer(bytes.fromhex(record["float8_e4m3fn"]), np.uint8)
-    done = len(given) // 32 * 32
-    assert np.array_equal(bits[:done] & 0xFF, cast[:done])
-    assert np.array_equal(bits[:done] >> 8, cast[:done])
+    given = np.frombuffer(bytes.fromhex(record["float32"]), np.float32)
+    given = given[: len(given) // 32 * 32].copy()
+    for name, code, text in (
+        ("float8_e4m3fn", "u1", "cvt.rn.satfinite.e4m3x2.f32 %rs1, %r1, %r1"),
+        ("float8_e5m2", "u1", "cvt.rn.satfinite.e5m2x2.f32 %rs1, %r1, %r1"),
+        ("bfloat16", "u2", "cvt.rn.bf16.f32 %rs1, %r1"), ("float16", "u2", "cvt.rn.f16.f32 %rs1, %r1"),
+    ):
+        bits = np.zeros(len(given), np.uint32)
+        execute(f"""
+            mov.u32 %r3, %ctaid.x; mul.wide.u32 %rd1, %r3, 128; add.s64 %rd1, %rd1, %rd99; add.s64 %rd2, %rd1, %rd100;
+            add.s64 %rd3, %rd1, %rd101; ld.global.b32 %r1, [%rd2]; {text}; cvt.u32.u16 %r2, %rs1;
+            st.global.b32 [%rd3], %r2;""", given, bits, grid=(len(given) // 32,))
+        cast = np.frombuffer(bytes.fromhex(record[name]), code)[: len(given)].astype(np.uint32)
+        assert np.array_equal(bits, cast if code == "u2" else cast * 257), name
 
 
 def test_lanes_that_part_meet_again() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.attention import plan
-from kvlab.cache import PagedKVCache, PagedKVCacheCollection
+from kvlab.cache import PagedKVCache, PagedKVCacheCollection, PagePool
 from kvlab.common.drawn import _names
 from kvlab.formats import agree, audit, known_format, transfer
 from kvlab.hardware import (
@@ -40,7 +40,7 @@ from kvlab.layout.encodings import (
     PaddedSharedLayout,
     SwizzledSharedLayout,
 )
-from kvlab.memory import Memory, as_dtype
+from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.rosetta import recognise
 from kvlab.staging import (
     CpAsyncKVBuffer,
@@ -48,6 +48,7 @@ from kvlab.staging import (
     DecodeKVBufferParams,
     DecodeStreamingKVBuffer,
     FragmentMap,
+    Hazards,
     KVBuffer,
     KVBufferParams,
     KVCacheIterator,
@@ -56,7 +57,7 @@ from kvlab.staging import (
     TiledTensorCore,
     Timeline,
 )
-from kvlab.viz import PICTURES, BytePath, CopyPlan, draw, draw_shared_memory
+from kvlab.viz import PICTURES, ByteBudget, BytePath, CopyPlan, Pipeline, draw, draw_shared_memory
 
 LIMIT = 0.2 * 5
 
@@ -91,6 +92,28 @@ def timeline() -> Timeline:
         line.add("landed", "k copy", k % 4, (0, 1), 4096)
         line.add("read", "k read", k % 4, (0, 1), 4096)
     return line
+
+
+def pages() -> PagePool:
+    found = PagePool(num_pages=1 << 20, page_size=16)
+    found.allocate(1 << 22)
+    return found
+
+
+def pipeline() -> Pipeline:
+    """A hundred tiles through one stage."""
+
+    def program(memory: Memory, hazards: Hazards) -> None:
+        tile = hazards.region(0, 256)
+        for _ in range(100):
+            hazards.copy_async(tile, "k copy", 0)
+            hazards.commit_group()
+            hazards.wait_group(0)
+            hazards.barrier()
+            hazards.read(tile, "k read", 0)
+            hazards.barrier()
+
+    return Pipeline(program, nbytes=256, warps=2)
 
 
 def pool(sequences: int = 1 << 12, columns: int = 32) -> PagedKVCacheCollection:
@@ -162,6 +185,10 @@ HUGE: dict[str, Callable[[], Any]] = {
     "distributed tile": lambda: half(dense()).distribute(Layout.row_major(8, 4), np.arange(32)),
     "tile that overlaps": lambda: tensor().tile((1 << 13, 1 << 13), (1, 1)),
     "recognised": lambda: recognise("Sw<3,4,3> o (65536,65536):(65536,1)", "bf16"),
+    "page pool": pages,
+    "pipeline": pipeline,
+    "hazards": lambda: Hazards(Memory(4096, space=AddressSpace.SHARED), 4, timeline=timeline()),
+    "byte budget": lambda: ByteBudget(1 << 20, 1 << 10, 1 << 10, bandwidth=3.1e12, compute=7.9e14, shared=2.9e13),
     "cure": lambda: best_padding((512, 512), "bf16", "ldmatrix.x4"),
     "wavefronts": lambda: wavefronts("ds_read_b128", np.arange(64) * 4096, arch="gfx950"),
     "coalescing": lambda: coalescing(np.arange(32) * (1 << 40), 4),
@@ -211,8 +238,8 @@ HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "loader to registers": (lambda: RegTileLoader("bf16", Layout.col_major(32, 2)), {"shape": (1024, 512)}),
     "a thread": (HUGE["linear, held"], {"thread": 77}),
 }
-APART = {"kvlab.mirror:Lockstep"}
-"""Its picture is two source files: there is no large one."""
+APART = {"kvlab.mirror:Lockstep", "kvlab.viz:ByteScroll"}
+"""Their pictures are two source files: there is no large one."""
 
 
 @pytest.mark.timing

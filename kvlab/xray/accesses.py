@@ -114,18 +114,18 @@ def wanted_bytes(addresses: IntArray, nbytes: int, active: np.ndarray) -> IntArr
     return wanted
 
 
-def accesses(
-    made: IrFunction, lanes: LaneValues, arch: str, counted: dict[str, int] | None = None
-) -> list[MemoryAccess]:
+def accesses(made: IrFunction, lanes: LaneValues, arch: str, unread: list[str] | None = None) -> list[MemoryAccess]:
     """All accesses to shared and global memory of a function, in its order.
 
-    counted   where given, how often instructions came that have no rule here, by their names
+    unread   where given, takes the texts of the lines that could not be read
     """
-    machine = get_arch(arch)
-    found: list[MemoryAccess] = []
+    vendor, found = get_arch(arch).vendor, []
     for one in made.instructions:
-        for access in _of(one, lanes, machine.vendor):
-            found.append(access)
+        try:
+            found += list(_of(one, lanes, vendor))
+        except (ValueError, IndexError, KeyError, TypeError):
+            if unread is not None:
+                unread.append(f"{one.opcode} {one.text}"[:120])
     return found
 
 
@@ -181,10 +181,14 @@ def _access(one, lanes, name, space, store, nbytes, value, *, offset=0, mask=Non
     guard = lanes.guard(one.block)
     if guard is not None:
         active = active & (spread(guard.lanes) != 0)
+    where = spread(value.lanes) + offset
+    lost = active & ((where < 0) | (where % max(1, nbytes) != 0)) if space == "shared" else active & False
+    if lost.any():
+        active, notes = active & ~lost, notes | {"unknown address"}
     if source is not None:
         notes = notes | {f"source {note}" for note in source.notes}
     return MemoryAccess(
-        name, space, store, nbytes, spread(value.lanes) + offset, active,
+        name, space, store, nbytes, np.where(lost, 0, where), active,
         None if source is None else spread(source.lanes), one.place, one.depth, notes,
     )
 

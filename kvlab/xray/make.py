@@ -67,7 +67,8 @@ def xray(
     values, assumed = _values(function, fn, made, given)
     threads = max(module.warps, module.most_warps) * module.warp_size
     lanes = LaneValues(function, values, threads, module.warp_size)
-    found = accesses(function, lanes, made.target)
+    unread: list[str] = []
+    found = accesses(function, lanes, made.target, unread)
     pieces = allocations(module, made.shared)
     ways = edges(module, found, pieces, made.target)
     held = {(access.place, access.instruction) for edge in ways for access in edge.accesses}
@@ -76,7 +77,7 @@ def xray(
     result = XRay(
         made.name, made.target, made, module, function, resources, tuple(ways), tuple(pieces),
         tuple(access for access in found if (access.place, access.instruction) not in held), assumed, (0.0, 0.0),
-        _source(fn), remake,
+        _source(fn), remake, tuple(unread),
     )
     _ = result.findings, result.histogram
     object.__setattr__(result, "seconds", (compiled - start, time.perf_counter() - compiled))

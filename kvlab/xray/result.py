@@ -50,6 +50,7 @@ class XRay(Shown):
     seconds: tuple[float, float]
     source: Mapping[int, str]
     remake: Callable[..., XRay] | None = None
+    unread: tuple[str, ...] = ()
 
     @property
     def threads(self) -> int:
@@ -73,7 +74,8 @@ class XRay(Shown):
         notes = Counter(note for edge in self.edges for access in edge.accesses for note in access.notes
                         if note.startswith("unknown"))
         stray = Counter(f"{a.instruction} at line {self.function.line(a.place) or '?'}" for a in self.unplaced)
-        return [*layouts, *(f"shared memory of {name}" for name in operations),
+        lines = [f"line of the IR: {text}" for text in self.unread]
+        return [*layouts, *lines, *(f"shared memory of {name}" for name in operations),
                 *(f"address: {note}, {many} times" for note, many in notes.items()),
                 *(f"access {what}, {many} times" for what, many in stray.items())]
 

@@ -27,7 +27,7 @@ define ptx_kernel void @kernel(ptr addrspace(1) %0, i32 %1) local_unnamed_addr #
 
 7:                                                ; preds = %7, %.lr.ph
   %8 = phi i32 [ %11, %7 ], [ 256, %.lr.ph ]
-  %9 = getelementptr [4 x i8], ptr addrspace(3) getelementptr (i8, ptr addrspace(3) @global_smem, i32 1024), i32 %3
+  %9 = getelementptr [16 x i8], ptr addrspace(3) getelementptr (i8, ptr addrspace(3) @global_smem, i32 1024), i32 %3
   %10 = getelementptr i8, ptr addrspace(3) %9, i32 %8, !dbg !13
   %r = load <4 x i32>, ptr addrspace(3) %10, align 16, !dbg !13
   %11 = add nuw nsw i32 %8, 512
@@ -64,12 +64,22 @@ def test_addresses_follow_from_the_text() -> None:
     assert np.array_equal(store.addresses, 64 + 4 * thread)
     assert np.array_equal(store.active, thread < 8)
     assert (load.instruction, load.depth, load.place) == ("ld.shared.b128", 1, ((291, 36), (9, 5)))
-    assert np.array_equal(load.addresses, 1024 + 256 + 4 * thread)
+    assert np.array_equal(load.addresses, 1024 + 256 + 16 * thread)
     assert load.active.all()
     assert (read_.instruction, read_.notes) == ("ld.global.b16", frozenset())
     assert (scatter.instruction, scatter.notes) == ("st.global.b16", {"data"})
     assert np.array_equal(scatter.active, thread >= 8)
     assert [made.line(access.place) for access in found] == [7, 9, 9, 9]
+
+
+def test_a_line_that_is_not_understood_is_listed() -> None:
+    made = functions(IR.replace("load <4 x i32>, ptr addrspace(3) %10, align 16", "load addrspace(3)"))[0]
+    unread: list[str] = []
+    assert len(accesses(made, LaneValues(made, [1 << 40, 2048], 64, 32), "sm_90", unread)) == 3
+    assert unread == ["load addrspace(3)"]
+    torn = functions(IR.replace("i32 1024), i32 %3", "i32 1022), i32 %3"))[0]
+    access = accesses(torn, LaneValues(torn, [1 << 40, 2048], 64, 32), "sm_90")[1]
+    assert (access.notes, access.passes("sm_90")) == ({"unknown address"}, (0, 0))
 
 
 TTGIR = """#blocked = #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [32], warpsPerCTA = [4], order = [0]}>

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .model.field import FEW
 from .model.holders import lowest
+from .model.offset_grid import FEW
 from .pen.axis import QUIET, WIDTH, Axis, axis_of, label_columns, label_rows, mark_gaps
 from .pen.fragment import Fragment, draw_fragment
 from .pen.legend import keys

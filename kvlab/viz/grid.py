@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvlab.layout import Layout
 
-from .model.field import FEW, Cells, Field
+from .model.offset_grid import FEW, Cells, OffsetGrid
 from .pen.axis import GAP, QUIET, WIDTH, Axis, axis_of, bracket, label_columns, label_rows, mark_gaps, period, some
 from .pen.legend import bank_legend, keys
 from .pen.palette import BANKS, INK, LANES, PAPER, bank_colours, lane_colours
@@ -69,7 +69,7 @@ def draw_layout(
     if tiles:
         layout, number, found = _tiles(layout)
         title = title or f"{found}"
-    field = Field(layout)
+    field = OffsetGrid(layout)
     given: dict[str, Any] = {
         name: _like(name, values, field.shape)
         for name, values in (("owner", owner), ("register", register), ("inside", inside), ("group", group))
@@ -208,7 +208,7 @@ def _repeats(owner: npt.NDArray[Any]) -> int | None:
     return period(lane_colours(owner)) if owner.size <= FEW else None
 
 
-def _period(field: Field, base: int, element_bytes: int | None, banks: int) -> int | None:
+def _period(field: OffsetGrid, base: int, element_bytes: int | None, banks: int) -> int | None:
     """After how many rows the colours repeat, where that is known of all rows."""
     if field.every is not None:
         place = (base + field.every * element_bytes) // 4 if element_bytes else field.every
@@ -262,7 +262,7 @@ def _details(
     return words, values
 
 
-def _title(field: Field, who: npt.NDArray[Any] | None, base: int, element_bytes: int | None, banks: int) -> str:
+def _title(field: OffsetGrid, who: npt.NDArray[Any] | None, base: int, element_bytes: int | None, banks: int) -> str:
     if who is not None:
         if who.size > FEW:
             return f"{field.name}: who holds which element"
@@ -281,7 +281,7 @@ def _title(field: Field, who: npt.NDArray[Any] | None, base: int, element_bytes:
     return f"{field.name}: {told or (f'{field.size} elements' + (f' at {distinct} offsets' if distinct else ''))}"
 
 
-def _column(field: Field, base: int, element_bytes: int, banks: int) -> str:
+def _column(field: OffsetGrid, base: int, element_bytes: int, banks: int) -> str:
     """In how many banks the rows of column 0 lie, or ""."""
     seen = field.first_column(base, element_bytes, banks)
     if seen is None:

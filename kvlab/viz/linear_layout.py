@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .grid import draw_layout
-from .model.field import FEW, Cells
 from .model.holders import Preimage, image, lowest
+from .model.offset_grid import FEW, Cells
 from .pen.axis import QUIET, WIDTH, label_columns, label_rows, mark_gaps, period
 from .pen.fragment import Fragment, draw_fragment, fragment_axes
 from .pen.legend import keys

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .model.field import FEW
 from .model.lanes import OUTSIDE, ROOMY, UNTOUCHED, ZEROS, Image, Lanes
+from .model.offset_grid import FEW
 from .pen.axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
 from .pen.legend import keys
 from .pen.palette import BANKS, INK, bank_colours, order_colours

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvlab.layout import Layout
 
 from .grid import draw_layout
-from .model.field import FEW, Cells, Field, Leaves
+from .model.offset_grid import FEW, Cells, Leaves, OffsetGrid
 from .pen.axis import QUIET, label_columns, label_rows, mark_gaps
 from .pen.fragment import Fragment, draw_fragment, fragment_axes
 from .pen.legend import keys
@@ -150,14 +150,14 @@ class Inside:
     something of the view."""
 
     held: _Held
-    field: Field
+    field: OffsetGrid
     start: int
     subject: tuple[Int64, Int64]
 
     @classmethod
     def of(cls, tensor: Any, parent: Any) -> Inside | None:
         """None where a place does not tell a cell, or who holds it."""
-        held, field, start = _Held.of(tensor), Field(parent.layout), int(np.ravel(parent.offset)[0])
+        held, field, start = _Held.of(tensor), OffsetGrid(parent.layout), int(np.ravel(parent.offset)[0])
         found = field.find(held.some - start) if held.known else None
         if found is None:
             return None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlab.layout import ComposedLayout, Layout, Swizzle, TileTensor, zipped_divide
 from kvlab.viz import draw, draw_layout
-from kvlab.viz.model.field import Field
+from kvlab.viz.model.offset_grid import OffsetGrid
 
 TILE = np.arange(128)[:, None] * 64 + np.arange(64)
 
@@ -129,7 +129,7 @@ def test_what_is_said_of_large_layouts_is_what_all_offsets_say(tree, element_byt
     """Rests on all offsets, one by one: what shapes and strides tell (as of large layouts) is the same."""
     a, b, c, *strides = tree
     layout = Layout(((a, b), c), ((strides[0], strides[1]), strides[2]))
-    field, blind = Field(layout), Field(layout)
+    field, blind = OffsetGrid(layout), OffsetGrid(layout)
     blind.__dict__["every"] = None
     assert np.array_equal(field.every, layout.offsets())
     assert [x for x in blind.steps if x is not None] == [x for x in blind.steps if x is not None and x in field.steps]

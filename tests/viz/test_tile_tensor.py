@@ -105,6 +105,6 @@ def test_what_is_told_by_strides_is_what_all_places_tell(k: int, hovers, sound) 
     short, of = draw(view), _Held.of
     with (
         mock.patch.object(_Held, "of", lambda tensor: dataclasses.replace(of(tensor), ordered=None, order=None)),
-        mock.patch("kvlab.viz.model.field.FEW", 0),
+        mock.patch("kvlab.viz.model.offset_grid.FEW", 0),
     ):
         assert hovers(sound(draw(view))) == hovers(sound(short))

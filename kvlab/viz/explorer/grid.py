@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.viz.model.field import Field
+from kvlab.viz.model.offset_grid import OffsetGrid
 from kvlab.viz.pen.picture import Picture
 
 from .access import instruction_shown
@@ -32,7 +32,7 @@ def of_layout(layout: Any, *, element_bytes: int | None = None, arch: str = "sm_
     if element_bytes is None:
         element_bytes = getattr(getattr(layout, "outer", None), "unit_bytes", None)
     sizes = SIZES if element_bytes is None else (element_bytes,)
-    return _reads(Field(layout), 0, str(layout), sizes, arch, None, lambda: draw_layout(
+    return _reads(OffsetGrid(layout), 0, str(layout), sizes, arch, None, lambda: draw_layout(
         layout, element_bytes=sizes[0] if len(sizes) == 1 else 2
     ))
 
@@ -48,7 +48,7 @@ def of_tensor(tensor: TileTensor, *, arch: str = "sm_90") -> Scene:
     found = None if tensor.parent is None else Inside.of(tensor, tensor.parent)
     if found is None:
         start = first * size + tensor.memory.base
-        return _reads(Field(tensor.layout), start, str(tensor.layout), (size,), arch, None, still)
+        return _reads(OffsetGrid(tensor.layout), start, str(tensor.layout), (size,), arch, None, still)
     whole, start = found.field, found.start * size + tensor.memory.base
     number = found.number(*_all(whole))
     if len(found.held.lanes) == 1:
@@ -80,18 +80,18 @@ def _fits(shape: tuple[int, int]) -> None:
         raise ValueError(f"{shape[0]} x {shape[1]} elements: must be 1 to {MOST}; take a tile of them")
 
 
-def _all(field: Field) -> tuple[Int64, Int64]:
+def _all(field: OffsetGrid) -> tuple[Int64, Int64]:
     _fits(field.shape)
     return np.arange(field.shape[0]), np.arange(field.shape[1])
 
 
-def _cells(field: Field) -> Int64:
+def _cells(field: OffsetGrid) -> Int64:
     """Offsets [rows, columns]."""
     return field.at(*_all(field))
 
 
 def _reads(
-    field: Field, start: int, name: str, sizes: tuple[int, ...], arch: str, kept: Any, still: Callable[[], Picture]
+    field: OffsetGrid, start: int, name: str, sizes: tuple[int, ...], arch: str, kept: Any, still: Callable[[], Picture]
 ) -> Scene:
     """The scene of loads; ``start`` is the byte of offset 0, ``kept`` [rows, columns] tells what is not dimmed."""
     from kvlab.hardware import get_arch, get_instruction

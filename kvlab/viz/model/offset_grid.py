@@ -108,15 +108,15 @@ class Leaves:
         return found
 
 
-class Field:
+class OffsetGrid:
     """The offsets of ``source``: a layout, a composed layout, anything else with ``offsets()``, or an integer array.
 
     Rank 1 is one row; the modes after the first lie side by side, the earlier ones fastest.
 
-    >>> field = Field(Layout("(2,(2,2)):(4,(2,1))"))
+    >>> field = OffsetGrid(Layout("(2,(2,2)):(4,(2,1))"))
     >>> field.shape, field.at(np.array([1]), np.array([1, 2])).tolist()
     ((2, 4), [[6, 5]])
-    >>> Field(Layout.row_major(1 << 20, 1 << 20)).at(np.array([5]), np.array([7])).tolist()
+    >>> OffsetGrid(Layout.row_major(1 << 20, 1 << 20)).at(np.array([5]), np.array([7])).tolist()
     [[5242887]]
     """
 

@@ -213,6 +213,29 @@ truth = wavefronts('atom.shared.cas.b32', 0 * lane, mask=255).wavefronts
 truth = k.nbytes + v.nbytes
 """,
     },
+    "14_debug_your_kernel": {
+        "14.quantity": """
+truth = found.first_difference.output
+""",
+        "14.wrong": """
+truth = int((found.first_difference.kernel != found.first_difference.emulator).sum())
+""",
+        "14.more": """
+truth = (64 - 50) * np.exp(0.0)
+""",
+    },
+    "15_xray": {
+        "15.moved": """
+truth = 32 * load.sectors
+""",
+        "15.passes": """
+read = next(edge for edge in plain.edges if "ldmatrix" in str(edge))
+truth = read.wavefronts // read.ideal
+""",
+        "15.saved": """
+truth = sum(edge.wavefronts or 0 for edge in plain.edges) - sum(edge.wavefronts or 0 for edge in cured.edges)
+""",
+    },
     "16_in_your_stack": {
         "16.slot": """
 truth = int(slots[20])

@@ -30,9 +30,10 @@ from kvlab.xray import diff, xray
 # %% [markdown]
 # ## Memory
 #
-# `every_fourth` copies every fourth float. Global memory moves *sectors* of 32 bytes, eight floats.
+# `every_fourth` copies every fourth float. Global memory moves *sectors* of 32 bytes, eight floats. The compiler gives each thread
+# four floats that follow one another, so the lanes of one instruction are 64 bytes apart.
 #
-# **Guess.** How many sectors for each one that would do if the floats were neighbours?
+# **Guess.** How many sectors does an instruction move for each one that would do if the floats were neighbours?
 
 # %%
 guess = predict(1, 2, 4, 8)
@@ -41,7 +42,7 @@ guess
 # %%
 floats = {"x_ptr": "*fp32", "out_ptr": "*fp32"}
 strided = xray(every_fourth, {**floats, "BLOCK": 1024}, "sm_90")
-load = next(edge for edge in strided.edges if edge.op == "tt.load")
+load = next(edge for edge in strided.edges if edge.operation == "tt.load")
 guess.compare(load.sectors // load.ideal_sectors)
 strided
 

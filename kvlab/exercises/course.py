@@ -180,8 +180,8 @@ QUESTIONS = {
     "14.wrong": Question(14, ["The row has 50 columns, the block 64."], [(50, "these are right")]),
     "14.more": Question(14, ["What is exp(0 - 0)?"], [(50, "so many are the row's own"), (0, "exp(0) is not 0")]),
     # 15. X-ray
-    "15.moved": Question(16384, ["A sector has 32 bytes.", "512 sectors."],
-                         [(4096, "so many bytes are wanted"), (512, "these are sectors")]),
+    "15.moved": Question(32768, ["A sector has 32 bytes.", "The load moves 1024 of them."],
+                         [(4096, "so many bytes are wanted"), (1024, "these are sectors")]),
     "15.passes": Question(8, ["The finding says it."], [(1, "so it would be with the cure")]),
     "15.saved": Question(448, ["The table has wavefronts before and after."], [(128, "so many are left")]),
     # 16. In your stack

@@ -132,7 +132,7 @@ ask("00.pages", pages)
 # - **To serve models**: [6](06_kv_caches.ipynb), [9](09_mha_decode.ipynb), [10](10_mha_prefill.ipynb), [11](11_mla.ipynb),
 #   [12](12_fp8_kv.ipynb), [16](16_in_your_stack.ipynb).
 #
-# What is answered so far, in this session:
+# What is answered so far, since this kernel was started:
 
 # %%
 progress()

@@ -23,7 +23,7 @@
 # %%
 import numpy as np
 
-from kvlab.exercises import ask, hint
+from kvlab.exercises import ask, hint, predict
 from kvlab.hardware import (
     SmemDescriptor,
     arithmetic,
@@ -51,9 +51,17 @@ mma = get_atom("mma.sync.m16n8k16.bf16")
 mma
 
 # %% [markdown]
+# **Guess.** C has 16 x 8 numbers, and a warp has 32 lanes. How many numbers of C does a lane hold?
+
+# %%
+guess = predict(1, 2, 4, 8)
+guess
+
+# %% [markdown]
 # Four neighbouring lanes (one hue) share a row of A and of C, and a column of B. Here is all that lane 5 holds:
 
 # %%
+guess.compare(mma.regs_c)
 draw_atom(mma, lane=5)
 
 # %% [markdown]

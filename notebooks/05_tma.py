@@ -23,7 +23,7 @@
 # %%
 import numpy as np
 
-from kvlab.exercises import ask, hint
+from kvlab.exercises import ask, hint, predict
 from kvlab.hardware import (
     RaggedTMA3DTile,
     SharedMemBarrier,
@@ -51,12 +51,20 @@ draw_tma_box(descriptor, (16, 64))
 
 # %% [markdown]
 # The lower part is shared memory after the copy: `1,0` is vector 0 of row 1 of the box, and it lies at place 1, because the
-# 128-byte mode is `Sw<3,4,3>` on byte addresses (notebook 3). Reading it with `ldmatrix` is free of conflicts:
+# 128-byte mode is `Sw<3,4,3>` on byte addresses (notebook 3).
+#
+# **Guess.** How many passes does `ldmatrix.x4` take to read 16 rows of it, 32 bytes of each?
+
+# %%
+guess = predict(4, 8, 16, 32)
+guess
 
 # %%
 image = descriptor.image(0)  # byte address of every element of the box
 lane = np.arange(32)
-wavefronts("ldmatrix.x4", image[lane % 16, lane // 16 * 8])
+read = wavefronts("ldmatrix.x4", image[lane % 16, lane // 16 * 8])
+guess.compare(read.wavefronts)
+read
 
 # %% [markdown]
 # The hardware has rules, and a broken one usually shows as an unspecific error, or as wrong numbers. Here each is named:

@@ -24,7 +24,7 @@
 import numpy as np
 
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection, PagePool, from_dense
-from kvlab.exercises import ask, hint
+from kvlab.exercises import ask, hint, predict
 from kvlab.memory import Memory, as_dtype
 from kvlab.viz import draw_gather4, draw_page_table, draw_quantised_page
 
@@ -71,16 +71,23 @@ ask("06.page_and_slot", page_and_slot)
 # ## The byte of a number
 #
 # All pages of all layers are one array, `[pages, K or V, layers, slots, heads, dims]`. K of one layer is a view of it. From
-# a token to the next lie all heads; from a page to the next lie K *and* V of *all* layers.
+# a token to the next lie all heads.
+#
+# **Guess.** A page of K of one layer has 16 x 2 x 64 numbers. How many times as far is it to the next page of K of that layer?
 
 # %%
+guess = predict(1, 2, 4, 8)
+guess
+
+# %%
+guess.compare(keys.strides[0] // (PAGE * HEADS * D))
 print("storage        ", pool.blocks.shape, pool.blocks.dtype)
 print("view of K      ", keys.blocks.shape)
 for name, stride in zip(("page", "token", "head", "dim"), keys.strides, strict=True):
     print(f"from {name:5} to the next: {stride:6} elements, {2 * stride:6} bytes")
 
 # %% [markdown]
-# So the byte of (token, head, dim) is a sum of products. `block_paged_ptr` makes the same sum and gives a pointer that knows
+# From a page to the next lie K *and* V of *all* layers. So the byte of (token, head, dim) is a sum of products. `block_paged_ptr` makes the same sum and gives a pointer that knows
 # its memory and refuses to leave it. Its bytes count from the first of the view.
 
 # %%

@@ -30,7 +30,7 @@ import numpy as np
 from IPython.display import Markdown
 
 from kvlab.cache import from_dense
-from kvlab.exercises import ask, hint
+from kvlab.exercises import ask, hint, predict
 from kvlab.hardware import SubTileLoaderLDS, best_swizzle, get_arch, wavefronts
 from kvlab.layout import Layout, Swizzle
 from kvlab.layout.encodings import SharedLinearLayout
@@ -70,6 +70,12 @@ from kvlab.viz import (
 #
 # A sequence of 100 tokens, one KV head of 128 numbers of bfloat16, in pages of 64 tokens. The kernel takes the keys in tiles
 # of BN = 64. `KVCacheIterator` walks over them: each tile knows where its rows are, and how many of them exist.
+#
+# **Guess.** How many rows of the second tile exist?
+
+# %%
+guess = predict(28, 36, 64)
+guess
 
 # %%
 DEPTH, LENGTH = 128, 100
@@ -80,6 +86,7 @@ pool = from_dense(k, v, [LENGTH], page_size=64, shuffle=1, spare_pages=1)
 walk = KVCacheIterator(pool.get_key_cache(0), 64, batch_idx=0, kv_head_idx=0, end=LENGTH)
 walk.increment()  # pass over the first tile
 tile = walk.next_tile()
+guess.compare(tile.valid_rows)
 print(tile)  # a tile tensor in DRAM with `valid_rows`
 draw_kv_tile(tile)
 

@@ -30,7 +30,7 @@ from IPython.display import Markdown
 from kvlab.attention import mha_decode
 from kvlab.attention.mha_decode.reference import reference
 from kvlab.cache import PagedKVCache, from_dense
-from kvlab.exercises import ask, hint
+from kvlab.exercises import ask, hint, predict
 from kvlab.layout import Layout, Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.staging import (
@@ -59,10 +59,19 @@ from kvlab.viz import draw_atom, draw_fragment_map, draw_kv_buffer
 # ## The instruction
 #
 # Prefill multiplies with `mfma.32x32x16.bf16`: 32 x 16 times 16 x 32. Each of the 64 lanes brings 8 elements of A and 8 of
-# B and keeps 16 of C. Lane 37 is picked out. Look at C: the lane owns one column, and of it the rows in groups of four, every
-# other group.
+# B.
+#
+# **Guess.** C has 32 x 32 numbers. How many does a lane keep?
 
 # %%
+guess = predict(4, 8, 16, 32)
+guess
+
+# %% [markdown]
+# Lane 37 is picked out. Look at C: the lane owns one column, and of it the rows in groups of four, every other group.
+
+# %%
+guess.compare(mfma_atom((32, 32, 16), "bf16").regs_c)
 draw_atom(mfma_atom((32, 32, 16), "bf16"), lane=37)
 
 # %% [markdown]

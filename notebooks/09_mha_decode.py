@@ -27,7 +27,7 @@ import numpy as np
 from kvlab.attention import explain, mha_decode, mha_decode_paged, mha_decode_streaming, plan
 from kvlab.data import load_smollm2
 from kvlab.demo.steps import grow, paged_cache
-from kvlab.exercises import ask, hint
+from kvlab.exercises import ask, hint, predict
 from kvlab.mirror import lockstep
 from kvlab.staging import Timeline, Traffic, ceildiv
 from kvlab.viz import draw_page_table, draw_timeline
@@ -45,10 +45,17 @@ print(f"q {q.shape} [B, Hq, D], {q.dtype}; {TOKEN + 1} keys of {capture.kv_heads
 #
 # One program takes the query heads of *one* KV head, because they read the same keys: they are the rows of its tile. The
 # keys come in tiles of `BN`; a long sequence is split between several programs, and `merge_states` joins their results.
+#
+# **Guess.** The model has 9 query heads and 3 KV heads, and our sequence shall not be split. How many programs are there?
+
+# %%
+guess = predict(1, 3, 9, 16)
+guess
 
 # %%
 chosen = explain(mha_decode, q, cache, LAYER, num_splits=1)
 config = chosen.config
+guess.compare(int(np.prod(chosen.grid)))
 print(chosen)
 draw_page_table(pool.lookup_table, [TOKEN + 1], 16, pages=pool.total_num_pages, names=["the sequence"])
 

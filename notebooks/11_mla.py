@@ -30,7 +30,7 @@ import numpy as np
 from kvlab.attention import explain, mla_decode_paged, mla_prefill_paged
 from kvlab.attention.features.resolve import Features
 from kvlab.data import load_smollm2
-from kvlab.exercises import ask, hint
+from kvlab.exercises import ask, hint, predict
 from kvlab.mirror import lockstep
 from kvlab.staging import Traffic
 from kvlab.viz import draw_page_table
@@ -79,10 +79,17 @@ ask("11.factor", factor)
 #
 # $q^\top (W_k c) = (W_k^\top q)^\top c$: the query moves into the space of the latents, once for each new token, and then meets
 # 299 rows as they are stored. What comes out is a mixture of latent rows; the up-projection of V is applied to *that*.
+#
+# **Guess.** A query of a head has 64 numbers. How many has it there, with the columns of the position?
+
+# %%
+guess = predict(64, 192, 384, 448)
+guess
 
 # %%
 absorbed = np.einsum("hld,hd->hl", up_k, q[-1].astype(np.float32)).astype(capture.dtype)  # [H, latent]
 q_decode = np.concatenate([absorbed, np.zeros((H, ROPE), capture.dtype)], axis=-1)[None]  # [B, H, latent + rope]
+guess.compare(q_decode.shape[-1])
 lens = np.array([N], np.int32)
 options = {"v_dim": LATENT, "scale": capture.scale}
 traffic = Traffic()

@@ -30,7 +30,7 @@ from kvlab.attention.features.resolve import resolve_features
 from kvlab.attention.masks import MaskPlan
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
 from kvlab.data import load_smollm2
-from kvlab.exercises import ask, hint
+from kvlab.exercises import ask, hint, predict
 from kvlab.mirror import lockstep
 from kvlab.staging import Traffic
 from kvlab.viz import draw_quantised_page
@@ -56,6 +56,12 @@ ask("12.stored", stored)
 #
 # One for the whole tensor, one for each head, or one for each token and head: `amax / 448`. Then the numbers use the range
 # that fp8 has. The error left is that of the mantissa, as long as no number falls below the smallest fp8.
+#
+# **Guess.** How large is that error, relative to the numbers?
+
+# %%
+guess = predict(0.0025, 0.025, 0.25)
+guess
 
 # %%
 AXES = {"one": (0, 1, 2), "a head": (0, 2), "a token and head": 2}
@@ -74,6 +80,7 @@ for name, axis in AXES.items():
         back = stored_x.astype(np.float32) * scale
         errors.append(np.linalg.norm(back - x.astype(np.float32)) / np.linalg.norm(x.astype(np.float32)))
     print(f"scale for {name:18} relative error of K {errors[0]:.4f}, of V {errors[1]:.4f}")
+guess.compare(float(f"{errors[0]:.1g}"))
 
 # %% [markdown]
 # ## A quantised page

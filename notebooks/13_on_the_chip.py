@@ -33,7 +33,7 @@ import numpy as np
 
 from kvlab.attention import mha_decode_paged, mha_prefill
 from kvlab.attention.mha_prefill.hopper_cta import HopperPrefillCTA
-from kvlab.exercises import ask, hint
+from kvlab.exercises import ask, hint, predict
 from kvlab.hardware import COPIES, TmaDescriptor, copy_wavefronts, count_wavefronts, get_atom, wavefronts
 from kvlab.memory import bfloat16
 from kvlab.staging import Hazard, Traffic
@@ -70,12 +70,18 @@ row, column = np.divmod(dump[::8], 128)  # which 16-byte vector of the matrix ea
 draw_shared_memory(np.stack([row - 8, column // 8], axis=-1), title="The chip's shared memory after a TMA copy")
 
 # %% [markdown]
-# The emulator's descriptor says at which byte each element of the box should stand:
+# The emulator's descriptor says at which byte each element of the box should stand.
+#
+# **Guess.** Of the 1,024 elements of this box, how many stand elsewhere on the chip?
+
+# %%
+guess = predict(0, 1, 64, 1024)
+guess
 
 # %%
 matrix = np.arange(64 * 128, dtype=np.uint16).reshape(64, 128)
 image = TmaDescriptor.of(matrix, (16, 64), "128B").image(0)
-print("elements that stand elsewhere:", int((dump[image // 2] != matrix[8:24, :64]).sum()), "of", image.size)
+guess.compare(int((dump[image // 2] != matrix[8:24, :64]).sum()))
 print("boxes on record:", len(boxes))
 
 # %% [markdown]

@@ -20,7 +20,7 @@
 # values are kept: the *KV cache*. These notebooks follow one number of one key, byte by byte, from the memory of a GPU to the unit
 # that multiplies it. Everything runs in NumPy, on any machine; what is counted here is what an H100 counts.
 #
-# Where there is no checkout, `pip install kvlab` comes first. The notebooks 0 to 8 need NumPy and nothing else.
+# `pip install .` in the checkout installs the library. The notebooks 0 to 8 need NumPy and nothing else.
 
 # %%
 from kvlab.attention import explain, mha_decode
@@ -28,7 +28,7 @@ from kvlab.data import load_smollm2
 from kvlab.demo.pictures import byte_path
 from kvlab.demo.steps import paged_cache
 from kvlab.exercises import ask, hint, predict, progress
-from kvlab.viz import draw_path_of_a_byte
+from kvlab.viz import draw_page_table, draw_path_of_a_byte
 
 capture = load_smollm2()  # keys, values and queries of SmolLM2-135M, which has read 299 tokens
 
@@ -55,12 +55,18 @@ guess
 guess.compare(capture.k[0, 0].nbytes)
 
 # %% [markdown]
-# Number 37 of one key at its six places, each with the address it has there. It looks like much now; after notebook 4 each line
-# of it is yours.
+# The first two places: the page table, and the pages of 16 tokens that it finds. The sequence is in one order, its pages in another.
 
 # %%
 LAYER, HEAD, TOKEN = 1, 2, 137
 pool = paged_cache(capture, page_size=16)
+draw_page_table(pool.lookup_table, [capture.prompt_tokens], 16, pages=pool.total_num_pages, names=["the prompt"])
+
+# %% [markdown]
+# Number 37 of that key at its six places, each with the address it has there. It looks like much now; after notebook 4 each line
+# of it is yours.
+
+# %%
 config = explain(mha_decode, capture.q[LAYER, 298][None], pool, LAYER).config
 draw_path_of_a_byte(byte_path(capture, pool, config, LAYER, HEAD, TOKEN, element=37))
 

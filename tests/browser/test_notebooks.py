@@ -27,6 +27,7 @@ def test_a_notebook_is_legible(
     for theme, prefers in (("light", "dark"), ("dark", "light")):
         tab = page(prefers)
         tab.open(nbconverted(notebook, theme), tmp_path)
+        tab.tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         found = tab.tab.query_selector_all(OURS)
         assert len(found) >= 2
         assert not tab.faults_of({f"picture {number}, {theme}": one for number, one in enumerate(found, 1)})

@@ -30,7 +30,7 @@ from kvlab.memory import bfloat16, float8_e4m3fn
 
 ROOT = Path(__file__).parents[3]
 RECORDS = ROOT / "tests" / "data" / "hardware"
-SINCE = {"ROWS": "16", "DEPTH": "128", "COLUMNS": "128"}
+SINCE = {"ROWS": "16", "DEPTH": "128", "COLUMNS": "128", "PACK": "1", "TOGETHER": "0", "OVERHEAD": "0", "WORDS": "8"}
 """Numbers that were no field of a configuration when the record was made: those that all kernels then had."""
 
 

@@ -173,13 +173,18 @@ WINDOW = {"sliding_window": 32}
          "conv full conv conv conv conv full conv"),
         ({"model_type": "falcon_h1", "mamba_n_heads": 16}, "full+mamba2 " * 8),
         ({"model_type": "minimax", "attn_type_list": [0, 0, 0, 1] * 2}, ("lightning " * 3 + "full ") * 2),
+        ({"model_type": "minimax", "linear_attn_alpha_factor": 1}, "full lightning " * 4),
+        ({"model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+          "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4},
+         ("gated+ " * 3 + "full ") * 2),
         ({"model_type": "mamba", "hidden_size": 96}, "mamba " * 8),
         ({"layers_block_type": ["attention", "moe"] * 4}, "full none " * 4),
     ],
 )
 def test_kinds_of_layers(more: dict, kinds: str) -> None:
     """Rests on the configuration classes of transformers, which make ``layer_types`` of these fields."""
-    assert [layer.kind for layer in kv_budget({**PLAIN, **more}).per_layer] == kinds.split()
+    found = [layer.kind for layer in kv_budget({**PLAIN, **more}).per_layer]
+    assert [kind.replace("gated delta", "gated+") for kind in found] == kinds.split()
 
 
 @pytest.mark.parametrize(
@@ -204,6 +209,10 @@ def test_kinds_of_layers(more: dict, kinds: str) -> None:
         ({**WINDOW, "sliding_window_pattern": 8, "num_kv_shared_layers": 1}, "layer 7 is a full one: must be after"),
         ({"sliding_window": 4, "sliding_window_pattern": "LX"}, r"sliding_window_pattern\[1\] is 'X'"),
         ({"dtype": "int3"}, "dtype is 'int3': must be one of"),
+        ({**WINDOW, "model_type": "cwm"}, "layer_types is missing and sliding_window is 32: must be given for cwm"),
+        ({"model_type": "zamba2", "mamba_d_state": 64}, "layer_types is missing and mamba_d_state is given: must be"),
+        ({"swa_num_key_value_heads": 2}, "swa_num_key_value_heads is 2: must be absent"),
+        ({"model_type": "longcat_flash"}, "model_type is 'longcat_flash': must be another"),
         ({"full_attn_idxs": 5}, "full_attn_idxs is 5: must be a list"),
     ],
 )

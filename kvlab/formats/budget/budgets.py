@@ -72,11 +72,11 @@ class LayerBytes(NamedTuple):
 
     >>> from kvlab.formats import kv_budget
     >>> kv_budget("jamba-v0.1").per_layer[4], kv_budget("gemma-3n-e4b").per_layer[34]
-    (LayerBytes(index=4, kind='full', token=4096, page=65536, state=0, shared=None),
-     LayerBytes(index=34, kind='full', token=0, page=0, state=0, shared=19))
+    (LayerBytes(layer=4, kind='full', token=4096, page=65536, state=0, shared=None),
+     LayerBytes(layer=34, kind='full', token=0, page=0, state=0, shared=19))
     """
 
-    index: int
+    layer: int
     kind: str
     token: int
     page: int
@@ -153,12 +153,12 @@ class KVBudget(Drawn):
         """Bytes of each layer, in the order of :attr:`layers`."""
         out = []
         for layer in self.layers:
-            mine = [group for group in self.groups if layer.index in group.layers]
+            mine = [group for group in self.groups if layer.number in group.layers]
             kinds = "+".join(group.kind for group in mine) or layer.kind
             pages = sum(group.page_bytes for group in mine if group.page_tokens)
             states = sum(group.page_bytes for group in mine if not group.page_tokens)
             tokens = sum(group.token_bytes for group in mine)
-            out.append(LayerBytes(layer.index, kinds, tokens, pages, states, layer.shared))
+            out.append(LayerBytes(layer.number, kinds, tokens, pages, states, layer.shared))
         return tuple(out)
 
     def request(self, tokens: int, group: KVGroup | None = None) -> KVRequest:
@@ -250,7 +250,7 @@ def _notes(
 ) -> tuple[str, ...]:
     """What a reader of the numbers should know, in words."""
     notes = []
-    shared = [layer.index for layer in layers if layer.shared is not None]
+    shared = [layer.number for layer in layers if layer.shared is not None]
     if shared:
         notes.append(f"layers that read the K and V of others: {shared[0]} to {shared[-1]}")
     if len(counted) < len(layers):

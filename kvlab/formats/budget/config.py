@@ -44,8 +44,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma4_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 512,
                     "sliding_window_pattern": 6, "global_head_dim": 512, "tie_word_embeddings": True},
     "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "sliding_window_pattern": 2},
+    "olmo3": {"sliding_window_pattern": 4}, "vaultgemma": {"sliding_window_pattern": 2},
     "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4, "tie_word_embeddings": True},
     "qwen2": _QWEN, "qwen2_moe": _QWEN, "qwen3": {**_QWEN, "head_dim": 128}, "qwen3_moe": {**_QWEN, "head_dim": 128},
+    "qwen3_5_text": {"full_attention_interval": 4}, "qwen3_5_moe_text": {"full_attention_interval": 4},
     "qwen3_next": {"num_key_value_heads": 2, "head_dim": 256, "full_attention_interval": 4, "linear_num_key_heads": 16,
                    "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
                    "linear_conv_kernel_dim": 4},
@@ -70,6 +72,7 @@ REFUSED = {
     "block_configs": "absent: blocks of different sizes are not counted",
     "per_layer_config": "absent: layers of different sizes are not counted",
     "hybrid_layer_pattern": "absent: sliding layers with heads of their own are not counted",
+    "swa_num_key_value_heads": "absent: sliding layers with heads of their own are not counted",
     "compress_ratios": "absent: compressed caches are not counted",
     "cross_attention_layers": "absent: cross attention keeps keys of the encoder's length",
     "is_encoder_decoder": "False: cross attention keeps keys of the encoder's length",
@@ -93,7 +96,9 @@ class ModelConfig:
         for field, must in REFUSED.items():
             for held in (outer, own):
                 require(not held.get(field), f"{field} is {shown(held.get(field))}", must)
-        self.model_type = str(own.get("model_type", ""))
+        self.model_type = str(own.get("model_type") or "")
+        what = f"model_type is {shown(self.model_type)}"
+        require(self.model_type != "longcat_flash", what, "another: layers with two attentions are not counted")
         if self.model_type == "mamba2":
             own = {{"num_heads": "mamba_num_heads", "head_dim": "mamba_head_dim"}.get(k, k): own[k] for k in own}
         self.name = name or str(outer.get("_name_or_path") or self.model_type or "model")
@@ -111,6 +116,11 @@ class ModelConfig:
     def get(self, field: str) -> Any:
         """The value of a field, or None."""
         return self.named(field)[1]
+
+    def recurrent(self) -> str | None:
+        """The first field that speaks of recurrent layers, or None."""
+        given = {**self._default, **self._own}
+        return next((k for k in given if k.startswith(("linear_", "mamba_", "ssm_")) and given[k] is not None), None)
 
     def number(self, field: str, default: int | None = None, least: int = 1) -> int:
         """A field as an integer; ValueError that names it if it is none, too small or, without a default, missing."""

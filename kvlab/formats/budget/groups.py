@@ -54,7 +54,7 @@ def format_of(rows: Rows, kv_dtype: str, page_size: int) -> Format:
 
 
 def rank_rows(rows: Rows, degree: int) -> tuple[Rows, int]:
-    """What one of ``degree`` ranks keeps of a token, and how many ranks keep the same: heads are dealt out, replicated
+    """Row of a token on one of ``degree`` ranks, and how many ranks keep the same: heads are dealt out, replicated
     where there are fewer than ranks; a row of MLA is on every rank.
 
     >>> rank_rows(Rows("full", 2, 128, 128), 8)
@@ -166,7 +166,7 @@ def groups_of(
     held: dict[Rows | State, list[int]] = {}
     for layer in layers:
         for one in (*layer.rows, *((layer.state,) if layer.state is not None else ())):
-            held.setdefault(one, []).append(layer.index)
+            held.setdefault(one, []).append(layer.number)
             if one in made:
                 continue
             if isinstance(one, Rows):

@@ -17,11 +17,13 @@ KINDS = {
 """Kinds of layers by the words of ``layer_types`` and ``layers_block_type``."""
 LETTERS = {"M": "linear", "*": "full", "-": "none", "E": "none"}
 """The same by the letters of ``hybrid_override_pattern``."""
+ALL_SLIDING = ("", "mistral", "ministral", "mixtral", "starcoder2", "phi3", "phimoe")
+"""Types of models whose layers all have the window, where nothing else is said."""
 ATTENTION = ("full", "sliding", "chunked", "hybrid")
 
 
 class Rows(NamedTuple):
-    """What an attention layer keeps of each token: K and V of ``heads``, or one row of MLA.
+    """Row of a token in an attention layer: K and V of ``heads``, or one row of MLA.
 
     kind      ``"full"``, ``"sliding"``, ``"chunked"``, ``"mla"``, ``"indexer"``; ``"mtp ..."`` where a layer predicts
               further tokens
@@ -42,7 +44,7 @@ class Rows(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a recurrent layer keeps of a sequence, whatever its length: a state of each head, and the inputs that its
+    """State of a sequence in a recurrent layer, whatever its length: that of each head, and the inputs that the layer's
     convolution still needs.
 
     heads      of the recurrent state; ``head`` elements each
@@ -66,7 +68,7 @@ class State(NamedTuple):
 class Layer(NamedTuple):
     """Layer of a model. shared: the layer whose K and V it reads, None where it has its own or none."""
 
-    index: int
+    number: int
     kind: str
     rows: tuple[Rows, ...] = ()
     state: State | None = None
@@ -83,8 +85,8 @@ def _listed(words: Any, name: str, table: dict[Any, str]) -> list[str]:
 
 
 def kinds_of(config: ModelConfig) -> list[str]:
-    """The kind of each layer, from the field that says it. ValueError that names the field, for a kind that is unknown
-    and for a list of another length than ``num_hidden_layers``.
+    """The kind of each layer, from the field that says it. ValueError that names the field, for a kind that is unknown,
+    for a list of another length than ``num_hidden_layers``, and where no field says which layers recur or slide.
 
     >>> kinds_of(ModelConfig({"num_hidden_layers": 4, "sliding_window": 64, "sliding_window_pattern": 2}))
     ['sliding', 'full', 'sliding', 'full']
@@ -103,7 +105,7 @@ def kinds_of(config: ModelConfig) -> list[str]:
         return ["linear" for _ in every]
     if config.model_type == "falcon_h1":
         return ["hybrid" for _ in every]
-    if config.get("attn_layer_period") is not None:
+    if config.model_type in ("", "jamba") and config.get("attn_layer_period") is not None:
         period, offset = config.number("attn_layer_period"), config.number("attn_layer_offset", least=0)
         return ["full" if i % period == offset else "linear" for i in every]
     for name, other in (("attn_layer_indices", "linear"), ("full_attn_idxs", "conv")):
@@ -115,6 +117,10 @@ def kinds_of(config: ModelConfig) -> list[str]:
     if config.get("full_attention_interval") is not None:
         interval = config.number("full_attention_interval")
         return ["linear" if (i + 1) % interval else "full" for i in every]
+    if config.model_type == "minimax":
+        return ["linear" if i % 2 else "full" for i in every]
+    told = config.recurrent()
+    require(told is None, f"layer_types is missing and {told} is given", f"given for {config.name}")
     if config.get("attention_chunk_size") is not None:
         interval = config.number("no_rope_layer_interval", 4)
         rotary = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in every]
@@ -137,13 +143,16 @@ def _windows(config: ModelConfig, every: range) -> list[str]:
     if config.get("use_sliding_window"):
         first = config.number("max_window_layers", 0, least=0)
         return ["sliding" if i >= first else "full" for i in every]
+    what = f"layer_types is missing and sliding_window is {shown(config.get('sliding_window'))}"
+    require(config.model_type in ALL_SLIDING, what, f"given for {config.name}")
     return ["sliding" for _ in every]
 
 
 def heads_of(config: ModelConfig) -> tuple[int, int, int]:
     """KV heads, elements of a K and of a V."""
     queries = config.number("num_attention_heads")
-    heads = config.number("num_key_value_heads", 1 if config.get("multi_query") else queries)
+    one = config.get("multi_query") and not config.get("new_decoder_architecture")
+    heads = 1 if one else config.number("num_key_value_heads", queries)
     require(queries % heads == 0, f"num_key_value_heads is {heads}", f"a divisor of {queries} query heads")
     if config.get("head_dim") is None:
         hidden = config.number("hidden_size")
@@ -186,15 +195,15 @@ def _state(config: ModelConfig, where: str) -> State:
     if named[1][1] is None:
         inner = config.number("mamba_expand", 2) * config.number("hidden_size")
         return State("mamba", inner, state, inner, 0, 0, columns)
-    heads, dim = config.number("mamba_heads"), config.get("mamba_head_dim")
-    inner = config.get("mamba_d_ssm") or (
-        config.number("mamba_expand", 2) * config.number("hidden_size") if dim in (None, "auto") else None
-    )
-    if inner is not None:
-        inner = count("mamba_d_ssm", inner, 1, 32)
-        require(inner % heads == 0, f"{named[1][0]} is {heads}", f"a divisor of the {inner} inner elements")
-    dim = inner // heads if dim in (None, "auto") else config.number("mamba_head_dim")
-    return State("mamba2", heads, dim * state, heads * dim, config.number("mamba_groups", 1), state, columns)
+    heads = config.number("mamba_heads")
+    if config.get("mamba_head_dim") not in (None, "auto"):
+        size = config.number("mamba_head_dim")
+    else:
+        wide = "mamba_d_ssm" if config.get("mamba_d_ssm") is not None else "hidden_size"
+        times = config.number("mamba_expand", 2) if wide == "hidden_size" else 1
+        size, rest = divmod(times * config.number(wide), heads)
+        require(rest == 0, f"{named[1][0]} is {heads}", f"a divisor of {times} * {wide}")
+    return State("mamba2", heads, size * state, heads * size, config.number("mamba_groups", 1), state, columns)
 
 
 def layers_of(config: ModelConfig) -> tuple[Layer, ...]:
@@ -225,7 +234,7 @@ def layers_of(config: ModelConfig) -> tuple[Layer, ...]:
                 hidden = config.number("hidden_size")
                 state = State("conv", 0, 0, hidden, 0, 0, config.number("conv_L_cache") - 1)
             made[kind] = Layer(index, kind, rows, state)
-        layers.append(made[kind]._replace(index=index))
+        layers.append(made[kind]._replace(number=index))
     ahead = config.number("num_nextn_predict_layers", 0, least=0)
     require(ahead <= 64, f"num_nextn_predict_layers is {ahead}", "at most 64")
     layers += [Layer(len(kinds) + i, "mtp", _rows(config, "full", "mtp ")) for i in range(ahead)]

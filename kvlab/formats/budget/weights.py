@@ -85,7 +85,7 @@ def weights_of(config: ModelConfig, layers: tuple[Layer, ...]) -> Weights:
         if config.model_type == "nemotron_h":
             others += 2 * hidden * config.number("intermediate_size") if layer.kind == "none" else 0
         elif config.model_type not in ("mamba", "mamba2", "falcon_mamba"):
-            routed, rest = _mlp(config, layer.index)
+            routed, rest = _mlp(config, layer.number)
             experts, others = experts + routed, others + rest
     beside = config.number("hidden_size_per_layer_input", 0, least=0) * len(layers)
     others += beside * (config.number("vocab_size_per_layer_input", words) + 3 * hidden)

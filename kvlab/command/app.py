@@ -172,15 +172,14 @@ def diff(
 @app.command()
 def budget(
     config: Annotated[str, typer.Argument(help="config.json of a model, its folder, or a name: llama-3.1-8b, ...")],
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(help="NAME=VALUE: mtp=True, align=4096, uniform_pages=True, step_tokens=512, state_dtype=fp32."),
+    ] = None,
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Of a request.")] = 8192,
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="auto, bf16, fp8, nvfp4, fp8_ds_mla, int4, ...")] = "auto",
     page_size: Annotated[int, typer.Option("--page-size", help="Tokens of a page.")] = 16,
     degree: Annotated[int, typer.Option("--tensor-parallel", "-t", help="Ranks; bytes are those of one.")] = 1,
-    state_dtype: Annotated[str | None, typer.Option("--state-dtype", help="Of recurrent states: bf16, fp32.")] = None,
-    align: Annotated[int, typer.Option("--align", help="Bytes of which a page takes a multiple.")] = 1,
-    uniform: Annotated[bool, typer.Option("--uniform-pages", help="Pages of one size for all groups.")] = False,
-    step: Annotated[int, typer.Option("--step-tokens", help="Tokens of a step, which windows hold besides.")] = 1,
-    mtp: Annotated[bool, typer.Option("--mtp", help="Count the layers that predict further tokens.")] = False,
     memory: Annotated[str | None, typer.Option("--memory", "-m", help="Of a card, 80GB say: what fits.")] = None,
     weights: Annotated[str | None, typer.Option("--weights", help="Bytes on one rank; by default estimated.")] = None,
     utilisation: Annotated[float, typer.Option("--utilisation", help="Share of the memory that is used.")] = 0.9,
@@ -194,9 +193,9 @@ def budget(
     """
     from kvlab.command.budgets import budgeted
 
-    how = {"kv_dtype": kv_dtype, "page_size": page_size, "degree": degree, "state_dtype": state_dtype, "align": align,
-           "uniform_pages": uniform, "step_tokens": step, "mtp": mtp}
-    budgeted(config, tokens, memory, weights, utilisation, output, **how).give(json)
+    how = {"kv_dtype": kv_dtype, "page_size": page_size, "degree": degree}
+    card = None if memory is None else {"memory": memory, "weights": weights, "utilisation": utilisation}
+    budgeted(config, values or (), how, tokens, card, output).give(json)
 
 
 @app.command()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
 from kvlab.command.answers import Answer
+from kvlab.command.calls import literals
+from kvlab.common.checks import require, shown
 from kvlab.formats import CardFit, KVBudget, KVRequest, kv_budget
 
 
@@ -41,19 +45,29 @@ def told(budget: KVBudget, request: KVRequest, fit: CardFit | None) -> dict[str,
 
 
 def budgeted(
-    config: str, tokens: int, memory: str | None, weights: str | None, utilisation: float, output: Path | None,
-    **how: Any,
+    config: str, given: Sequence[str], how: dict[str, Any], tokens: int, card: dict[str, Any] | None,
+    output: Path | None,
 ) -> Answer:
-    """``kvlab budget``: the table, and no where not even one request fits the card."""
-    budget = kv_budget(config, **how)
+    """``kvlab budget``: the table, and no where not even one request fits the card.
+
+    given    NAME=VALUE of further options of ``kv_budget``
+    how      its options that have a name of their own in the command
+    card     arguments of ``KVBudget.fit``, or None
+    """
+    more = literals(given)
+    known = set(signature(kv_budget).parameters) - {"config", *how}
+    for name in more:
+        require(name in known, f"option is {shown(name)}", f"one of {', '.join(sorted(known))}")
+    budget = kv_budget(config, **how, **more)
     request = budget.request(tokens)
-    fit = None if memory is None else budget.fit(memory, tokens, utilisation=utilisation, weights=weights)
+    fit = None if card is None else budget.fit(tokens=tokens, **card)
     words, data = budget.report(tokens), told(budget, request, fit)
-    if fit is not None:
+    if fit is not None and card is not None:
         longest = "any length" if fit.longest is None else f"{fit.longest} tokens"
         words += (
-            f"\n{memory} * {utilisation:g}: weights {fit.weights}{' (estimated)' * (weights is None)}, room {fit.room} "
-            f"bytes: {fit.requests} requests of {tokens} tokens, or one of {longest}"
+            f"\n{card['memory']} * {card['utilisation']:g}: weights {fit.weights}"
+            f"{' (estimated)' * (card['weights'] is None)}, room {fit.room} bytes: {fit.requests} requests of {tokens} "
+            f"tokens ({fit.requests * tokens} in all), or one of {longest}"
         )
     if output is not None:
         from kvlab.viz import save

@@ -170,6 +170,35 @@ def diff(
 
 
 @app.command()
+def budget(
+    config: Annotated[str, typer.Argument(help="config.json of a model, its folder, or a name: llama-3.1-8b, ...")],
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(help="NAME=VALUE: mtp=True, align=4096, uniform_pages=True, step_tokens=512, state_dtype=fp32."),
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Of a request.")] = 8192,
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="auto, bf16, fp8, nvfp4, fp8_ds_mla, int4, ...")] = "auto",
+    page_size: Annotated[int, typer.Option("--page-size", help="Tokens of a page.")] = 16,
+    degree: Annotated[int, typer.Option("--tensor-parallel", "-t", help="Ranks; bytes are those of one.")] = 1,
+    memory: Annotated[str | None, typer.Option("--memory", "-m", help="Of a card, 80GB say: what fits.")] = None,
+    weights: Annotated[str | None, typer.Option("--weights", help="Bytes on one rank; by default estimated.")] = None,
+    utilisation: Annotated[float, typer.Option("--utilisation", help="Share of the memory that is used.")] = 0.9,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A chart: .svg, .html or .png.")] = None,
+    json: Json = False,
+) -> None:
+    """Count the bytes of a model's cache: layer, page, request, what is waste, and what fits a card.
+
+    kvlab budget deepseek-v3 --kv-dtype fp8_ds_mla --page-size 64 --tensor-parallel 8 --memory 141GB. A card on which
+    no request fits ends it with 1.
+    """
+    from kvlab.command.budgets import budgeted
+
+    how = {"kv_dtype": kv_dtype, "page_size": page_size, "degree": degree}
+    card = None if memory is None else {"memory": memory, "weights": weights, "utilisation": utilisation}
+    budgeted(config, values or (), how, tokens, card, output).give(json)
+
+
+@app.command()
 def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Neither interpret nor compile a kernel.")] = False,
     json: Json = False,

@@ -7,6 +7,14 @@ from .audits import AuditFailure as AuditFailure
 from .audits import Flaw as Flaw
 from .audits import Watch as Watch
 from .audits import audit as audit
+from .budget.budgets import CardFit as CardFit
+from .budget.budgets import KVBudget as KVBudget
+from .budget.budgets import KVRequest as KVRequest
+from .budget.budgets import LayerBytes as LayerBytes
+from .budget.budgets import kv_budget as kv_budget
+from .budget.groups import KVGroup as KVGroup
+from .budget.models import MODELS as MODELS
+from .budget.models import PublicModel as PublicModel
 from .catalogue import CATALOGUE as CATALOGUE
 from .catalogue import Known as Known
 from .catalogue import known_format as known_format
@@ -28,7 +36,8 @@ from .transfers import heads_of_ranks as heads_of_ranks
 from .transfers import transfer as transfer
 
 __all__ = [
-    "CATALOGUE", "STORED", "Agreement", "Audit", "AuditFailure", "Conversion", "Copies", "Field", "Flaw", "Format",
-    "Identified", "Known", "Piece", "Proof", "Ranks", "Stored", "Transfer", "Watch", "agree", "audit", "convert",
-    "heads_of_ranks", "identify", "known_format", "markers", "transfer",
+    "CATALOGUE", "MODELS", "STORED", "Agreement", "Audit", "AuditFailure", "CardFit", "Conversion", "Copies", "Field",
+    "Flaw", "Format", "Identified", "KVBudget", "KVGroup", "KVRequest", "Known", "LayerBytes", "Piece", "Proof",
+    "PublicModel", "Ranks", "Stored", "Transfer", "Watch", "agree", "audit", "convert", "heads_of_ranks", "identify",
+    "known_format", "kv_budget", "markers", "transfer",
 ]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .charts.byte_budget import ByteBudget as ByteBudget
     from .charts.byte_budget import draw_byte_budget as draw_byte_budget
     from .charts.errors import draw_errors as draw_errors
+    from .charts.kv_budget import draw_kv_budget as draw_kv_budget
     from .charts.roofline import RooflinePoint as RooflinePoint
     from .charts.roofline import draw_roofline as draw_roofline
     from .charts.schedule import draw_schedule as draw_schedule
@@ -90,6 +91,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_agreement": ("formats.kv_format", "kvlab.formats:Agreement"),
     "draw_transfer": ("formats.kv_transfer", "kvlab.formats:Transfer"),
     "draw_audit": ("formats.kv_audit", "kvlab.formats:Audit"),
+    "draw_kv_budget": ("charts.kv_budget", "kvlab.formats:KVBudget"),
     "draw_kv_buffer": ("kv_buffer", "kvlab.staging:KVBuffer kvlab.staging:DecodeKVBuffer "
                        "kvlab.staging:DecodeStreamingKVBuffer kvlab.staging:NvidiaKVBuffer"),
     "draw_shared_memory": ("shared_memory", "kvlab.staging:SwizzledTile"),

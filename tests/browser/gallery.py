@@ -22,7 +22,7 @@ from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollectio
 from kvlab.data import load_smollm2
 from kvlab.demo import pictures
 from kvlab.demo.steps import paged_cache
-from kvlab.formats import agree, audit, known_format, transfer
+from kvlab.formats import agree, audit, known_format, kv_budget, transfer
 from kvlab.hardware import (
     RegTileLoader,
     SmemDescriptor,
@@ -252,6 +252,12 @@ def kv_audit() -> viz.Picture:
     return viz.draw_audit(found)
 
 
+def kv_budgets() -> viz.Picture:
+    budget = kv_budget("nemotron-h-8b", uniform_pages=True)
+    assert viz.draw(budget)
+    return viz.draw_kv_budget(budget, tokens=1000)
+
+
 def gather4() -> viz.Picture:
     blocks = np.zeros((6, 2, 1, 16, 1, 576), as_dtype("bf16"))
     cache = PagedKVCacheCollection(blocks, [20], [[1, 0]], 1, 21).get_key_cache(0)
@@ -427,6 +433,7 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "two KV formats": kv_agreement,
     "KV transfer": kv_transfer,
     "KV audit": kv_audit,
+    "KV budget": kv_budgets,
     "gather4": gather4,
     "kv buffer": kv_buffer,
     "kv buffer, read": lambda: viz.draw_kv_buffer(kv_buffer(), read=(0, 1), stage=0),

@@ -19,6 +19,7 @@ pytest.importorskip("typer")
 
 from kvlab.attention import explain, mha_decode_paged
 from kvlab.command import calls, checkout, machine, main
+from kvlab.formats import MODELS, kv_budget
 from kvlab.hardware import best_padding, best_swizzle
 from kvlab.layout import ComposedLayout, Layout, Swizzle
 from kvlab.layout.encodings import BlockedLayout, SwizzledSharedLayout
@@ -72,6 +73,27 @@ def test_conflicts_as_json_are_those_of_the_library(kvlab):
     code, out, _ = kvlab("conflicts", "32x64", *argv)
     padding = best_padding((32, 64), "bf16", "ldmatrix.x4")
     assert json.loads(out)["cures"][1]["extra_bytes"] == padding.extra_bytes
+
+
+def test_a_budget_as_json_is_that_of_the_library(kvlab, tmp_path):
+    """Of a file whose model has windows and K and V of others; the chart; a card that is small; an unknown kind."""
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["gemma-3n-e4b"].config))
+    argv = ("--tokens", "4000", "--kv-dtype", "fp8", "--page-size", "32", "-t", "2", "--memory", "24GB", "--json")
+    code, out, _ = kvlab("budget", str(tmp_path), *argv, "-o", str(tmp_path / "b.svg"))
+    told, ours = json.loads(out), kv_budget("gemma-3n-e4b", kv_dtype="fp8", page_size=32, degree=2)
+    assert (code, told["bytes_per_token"], told["model"]) == (0, ours.bytes_per_token, tmp_path.name)
+    assert told["request"] == {**ours.request(4000)._asdict(), "bytes": ours.request(4000).nbytes}
+    assert told["fit"] == ours.fit("24GB", 4000)._asdict()
+    assert [layer["shared"] for layer in told["layers"]] == [layer.shared for layer in ours.per_layer]
+    assert f"holds {ours.request(4000).nbytes} bytes" in (tmp_path / "b.svg").read_text(encoding="utf-8")
+    code, out, _ = kvlab("budget", str(tmp_path), "--memory", "1GB")
+    assert (code, "0 requests of 8192 tokens" in out) == (1, True)
+    code, out, _ = kvlab("budget", str(tmp_path), "align=65536", "uniform_pages=True", "--json")
+    assert json.loads(out)["request"]["padding"] == kv_budget("gemma-3n-e4b", align=65536).request(8192).padding > 0
+    assert "option is 'aline': must be one of align, mtp" in kvlab("budget", str(tmp_path), "aline=4")[2]
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 1, "layer_types": ["retention"]}')
+    code, out, err = kvlab("budget", str(tmp_path / "config.json"))
+    assert (code, out, err.startswith("kvlab: layer_types[0] is 'retention': must be one of")) == (2, "", True)
 
 
 def test_a_report_is_read_from_the_standard_input(kvlab, monkeypatch, tmp_path):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kvlab.attention import plan
 from kvlab.cache import PagedKVCache, PagedKVCacheCollection, PagePool
 from kvlab.common.drawn import _names
-from kvlab.formats import agree, audit, known_format, transfer
+from kvlab.formats import agree, audit, known_format, kv_budget, transfer
 from kvlab.hardware import (
     RegTileLoader,
     SmemDescriptor,
@@ -227,6 +227,7 @@ HUGE: dict[str, Callable[[], Any]] = {
     "transfer": lambda: transfer(
         *[known_format("max.paged", pages=16, page_size=64, heads=128, dim=64)] * 2, degrees=(256, 128)
     ),
+    "KV budget": lambda: kv_budget({"num_hidden_layers": 4096, "num_attention_heads": 1 << 9, "head_dim": 1 << 9}),
     "audit": lambda: audit(np.ones((1 << 14, 1 << 8, 1, 1), np.float16), np.arange(1 << 14)[None], [1 << 22]),
     "KV format whose pages lie apart": lambda: known_format("vllm.BHLNC", layers=80, pages=1 << 20, page_size=1 << 10),
     "schedule": lambda: plan(np.arange(4096) * 250, q_heads=64, kv_heads=8, programs=4096),

@@ -63,7 +63,7 @@ pool = paged_cache(capture, page_size=16)
 draw_page_table(pool.lookup_table, [capture.prompt_tokens], 16, pages=pool.total_num_pages, names=["the prompt"])
 
 # %% [markdown]
-# Number 37 of that key at its six places, each with the address it has there. It looks like much now; after notebook 4 each line
+# Number 37 of the key of token 137 in KV head 2, at its six places, each with the address it has there. It looks like much now; after notebook 4 each line
 # of it is yours.
 
 # %%
@@ -95,13 +95,13 @@ group = None  # your answer, a number
 ask("00.group", group)
 
 # %% [markdown]
-# **Question 3.** How many pages of 16 tokens do the 299 tokens fill, the last one in part?
+# **Question 3.** In which page of the sequence, counted from 0, is token 137? A page has 16 tokens.
 
 # %% tags=["question"]
-pages = None  # your answer, a number
+page = None  # your answer, a number
 
 # %%
-ask("00.pages", pages)
+ask("00.page", page)
 
 # %% [markdown]
 # ## Twenty words

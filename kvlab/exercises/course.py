@@ -16,7 +16,8 @@ QUESTIONS = {
     "00.key_bytes": Question(128, ["How many bytes has a number of bfloat16?", "64 numbers of two bytes."],
                              [(64, ELEMENTS), (384, "these are all three heads")]),
     "00.group": Question(3, ["Nine share three."], [(9, "these are all query heads")]),
-    "00.pages": Question(19, ["299 / 16, rounded up."], [(18, "the last tokens need a page, too")]),
+    "00.page": Question(8, ["Page 0 has tokens 0 to 15, page 1 the tokens 16 to 31."],
+                        [(9, "pages are counted from 0"), (16, "that is a page's size")]),
     # 1. Follow one token
     "01.slot": Question(
         9, ["A page holds 16 tokens: 0 to 15 are in the first.", "137 = 8 * 16 + ..."],

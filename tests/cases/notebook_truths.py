@@ -7,8 +7,8 @@ truth = capture.k[LAYER, TOKEN, HEAD].nbytes
         "00.group": """
 truth = capture.group
 """,
-        "00.pages": """
-truth = int(-(-capture.prompt_tokens // 16))
+        "00.page": """
+truth = TOKEN // pool.page_size
 """,
     },
     "01_follow_one_token": {

@@ -99,9 +99,8 @@ def values_of(array: Any, pages: Any = None) -> np.ndarray[Any, Any]:
     if pages is not None:
         plain = plain[torch.as_tensor(pages, device=plain.device)]
     dtype = dtype_named(name, "dtype")
-    bits = plain.contiguous().cpu().numpy()
-    copy = np.array(bits, order="C", copy=not on_gpu(array))
-    return copy.view(dtype if dtype.isbuiltin == 1 else f"u{dtype.itemsize}")
+    bits: np.ndarray[Any, Any] = plain.contiguous().cpu().numpy()
+    return (bits if on_gpu(array) else bits.copy()).view(dtype if dtype.isbuiltin == 1 else f"u{dtype.itemsize}")
 
 
 def digest(values: np.ndarray[Any, Any]) -> str:

@@ -133,7 +133,7 @@ def _options(given: Named, dtype: np.dtype[Any]) -> Named:
     options: Named = {}
     for theirs, ours in (("sm_scale", "scale"), ("logits_soft_cap", "softcap"), ("q_scale", "q_scale"),
                          ("k_scale", "k_scale"), ("v_scale", "v_scale"), ("sinks", "sinks")):
-        value = given.get(theirs)
+        value: Any = given.get(theirs)
         scaled = theirs in ("q_scale", "k_scale", "v_scale") and value is not None
         if scaled and dtype.itemsize > 1:  # which kvlab would not look at
             require(np.all(np.equal(value, 1)), f"{theirs} is {shown(value)} with a cache of {dtype}", "1")
@@ -324,7 +324,7 @@ def _sizes(axes: Any, bound: Any) -> dict[str, int]:
     require(isinstance(bound, dict), f"axes is {shown(bound)}", "an object")
     sizes = {}
     for name, axis in axes.items():
-        value = axis.get("value") if isinstance(axis, dict) and axis.get("type") == "const" else bound.get(name)
+        value: Any = axis.get("value") if isinstance(axis, dict) and axis.get("type") == "const" else bound.get(name)
         require(type(value) is int and value >= 0, f"axes.{name} is {shown(value)}", "a number of 0 or more")
         sizes[name] = value
     return sizes
@@ -333,7 +333,8 @@ def _sizes(axes: Any, bound: Any) -> dict[str, int]:
 def _input(key: str, spec: Any, given: Any, sizes: dict[str, int], folder: Path, rng: np.random.Generator) -> Any:
     """One input of a workload."""
     require(isinstance(given, dict), f"inputs.{key} is {shown(given)}", "an object")
-    kind, axes = given.get("type"), spec.get("shape") if isinstance(spec, dict) else None
+    kind = given.get("type")
+    axes: Any = spec.get("shape") if isinstance(spec, dict) else None
     if kind == "scalar":
         value = given.get("value")
         require(isinstance(value, int | float), f"inputs.{key}.value is {shown(value)}", "a number")

@@ -21,7 +21,7 @@ def pages_named(arguments: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     >>> {name: pages.tolist() for name, pages in named.items()}
     {'k_cache': [1, 2, 5], 'v_cache': [1, 2, 5]}
     """
-    cache = next((arguments[name] for name in ("k_cache", "kv_cache") if arguments.get(name) is not None), None)
+    cache: Any = next((arguments[name] for name in ("k_cache", "kv_cache") if arguments.get(name) is not None), None)
     if getattr(cache, "ndim", 0) < 3:
         return {}
     total, in_heads = int(cache.shape[0]), arguments.get("kv_layout") == "HND" and cache.ndim == 4

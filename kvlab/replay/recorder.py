@@ -141,7 +141,7 @@ def versions(call: Call[Any]) -> dict[str, str]:
         if package in sys.modules:
             with contextlib.suppress(PackageNotFoundError):
                 found[package] = version(package)
-    first = next(iter(call.arguments.values()), None)
+    first: Any = next(iter(call.arguments.values()), None)
     if on_gpu(first):
         found["device"] = sys.modules["torch"].cuda.get_device_name(first.device)
     return found

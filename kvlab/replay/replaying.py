@@ -66,7 +66,7 @@ class Comparison:
 @dataclass(frozen=True, eq=False)
 class Replay(Shown):
     """What :func:`replay` found: the sides that ran, comparisons, and the lockstep, None where it did not run, which
-    ``lockstep_words`` explain. repeated : the side that has the very bits of the recorded one, ``""`` if none.
+    ``lockstep_words`` explain. repeated : the sides whose results have the bits that were recorded.
     """
 
     recorded: RecordedCall
@@ -74,7 +74,7 @@ class Replay(Shown):
     comparisons: list[Comparison]
     lockstep: Any = field(default=None, repr=False)
     lockstep_words: str = ""
-    repeated: str = ""
+    repeated: tuple[str, ...] = ()
 
     @property
     def first_difference(self) -> str | None:
@@ -112,7 +112,7 @@ class Replay(Shown):
         for side in self.sides.values():
             lines.append(f"{side.name}: {side.words}")
         if self.repeated:
-            lines.append(f"the {self.repeated} has the bits that were recorded")
+            lines.append(f"the bits that were recorded: {', '.join(self.repeated)}")
         lines += [f"{'ok' if one.ok else 'DIFFERS'}  {one}" for one in self.comparisons]
         lines.append(f"lockstep: {self.lockstep_words if self.lockstep is None else self.lockstep.finding}")
         return "\n".join([*lines, "", self.finding])
@@ -171,7 +171,7 @@ def replay(
     ...     out = merge_states(outs, lses)
     ...     found = replay(recorder.files[0], quick=True)
     >>> found.ok, found.repeated, [one.side for one in found.comparisons]
-    (True, 'emulator', ['recorded', 'emulator'])
+    (True, ('emulator',), ['recorded', 'emulator'])
     """
     recorded = source if isinstance(source, RecordedCall) else load(Path(source))
     require(not recorded.missing, f"{recorded.source} lacks {'; '.join(recorded.missing)}",
@@ -247,14 +247,14 @@ def _in_lockstep(recorded: RecordedCall) -> tuple[Any, str]:
     return run, ""
 
 
-def _repeated(sides: dict[str, Ran]) -> str:
-    """The side with the bits of the recorded one, by their digests, which are kept of all results."""
+def _repeated(sides: dict[str, Ran]) -> tuple[str, ...]:
+    """The sides with the bits of the recorded one, by their digests, which are kept of all results."""
     before = sides["recorded"].results
     if before is None or not before.entries:
-        return ""
+        return ()
     bits = _bits(before.entries)
-    return next((n for n in ("kernel", "emulator", "reference")
-                 if n in sides and (now := sides[n].results) is not None and _bits(now.entries) == bits), "")
+    return tuple(name for name, side in sides.items()
+                 if name != "recorded" and side.results is not None and _bits(side.results.entries) == bits)
 
 
 def _bits(entries: dict[str, Entry]) -> dict[str, tuple[Any, ...]]:

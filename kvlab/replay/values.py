@@ -24,7 +24,7 @@ _MASKS = (
 )
 _SCHEDULE = ("problem", "config", "list", "seq_lens", "cu_seqlens", "rest")
 CLASSES: dict[str, tuple[type, tuple[str, ...]]] = {
-    **{one.__name__: (one, tuple(f.name for f in dataclasses.fields(one) if f.init))  # type: ignore[arg-type]
+    **{one.__name__: (one, tuple(f.name for f in dataclasses.fields(one) if f.init))
        for one in (*_MASKS, Rope, ScheduleProblem, ScheduleConfig)},
     "Schedule": (Schedule, _SCHEDULE),
     "Names": (Names, Names._fields),
@@ -101,7 +101,7 @@ def unpacked(tree: Any, name: str, arrays: Mapping[str, Any], depth: int = 0) ->
     (kind, fields), given = CLASSES[inside], tree.get("fields")
     fits = isinstance(given, dict) and set(given) == set(fields)
     require(fits, f"{name}.fields is {shown(given)}", f"those of {inside}: {', '.join(fields) or 'none'}")
-    made = {field: unpacked(given[field], f"{name}.{field}", arrays, depth + 1) for field in fields}  # type: ignore
+    made = {field: unpacked(given[field], f"{name}.{field}", arrays, depth + 1) for field in fields}
     try:
         return kind(**made)
     except (TypeError, AttributeError) as error:

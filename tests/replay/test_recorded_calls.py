@@ -152,7 +152,7 @@ def test_arguments_come_back_to_the_bit_and_a_replay_finds_no_difference(case, t
         assert found["out"].ctypes.data == found["q"].ctypes.data
     exact = replay(recorded, quick=True)
     assert exact.ok, str(exact)
-    assert exact.repeated in ("reference", "emulator"), str(exact)
+    assert "reference" in exact.repeated, str(exact)
     assert {one.side for one in exact.comparisons} >= {"recorded"}
 
 
@@ -163,7 +163,7 @@ def decode(folder, **more):
 
 
 def test_a_wrong_result_is_named_and_a_right_one_repeated(tmp_path, monkeypatch):
-    assert replay(decode(tmp_path), quick=True).repeated == "emulator"
+    assert replay(decode(tmp_path), quick=True).repeated == ("emulator",)
     rights = calls.Call.results
 
     def wrong(self, out, lse):
@@ -240,7 +240,7 @@ def test_the_environment_records_a_process_and_without_it_nothing_is_imported(tm
         found.append(done.stdout.split())
     assert found == [["False", "False"], ["True", "False"]]
     (file,) = (tmp_path / "calls").iterdir()
-    assert replay(file, quick=True).repeated == "emulator"
+    assert replay(file, quick=True).repeated == ("emulator",)
     monkeypatch.setenv("KVLAB_RECORD", str(file))
     with pytest.raises(ValueError, match=r"^KVLAB_RECORD: folder is .*: must be a folder"):
         record_process()
@@ -315,7 +315,7 @@ def test_kernel_and_lockstep_run_what_a_torch_call_had(tmp_path):
     found = replay(recorder.files[0])
     assert found.ok, str(found)
     assert found.lockstep.ok
-    assert found.repeated == "kernel"
+    assert "emulator" in found.repeated
     assert [one.side for one in found.comparisons] == ["recorded", "emulator", "kernel"]
     assert "emulator" in found.to_html()
     assert found.draw().svg.startswith("<svg")

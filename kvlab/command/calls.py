@@ -207,7 +207,10 @@ def replayed(file: Path, quick: bool, device: str | None, output: Path | None, f
         "call": recorded.call, "operation": recorded.operation, "versions": recorded.versions, "plan": recorded.plan,
         "repeated": found.repeated,
         "sides": {name: {"ran": side.results is not None, "words": side.words} for name, side in found.sides.items()},
-        "comparisons": [{**dataclasses.asdict(one), "ok": one.ok} for one in found.comparisons],
+        "comparisons": [
+            {"side": one.side, "name": one.name, "error": one.error, "allowed": one.allowed, "ok": one.ok}
+            for one in found.comparisons
+        ],
         "lockstep": found.lockstep_words if found.lockstep is None else found.lockstep.finding,
     }
     words = escape(str(found))

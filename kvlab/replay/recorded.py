@@ -79,7 +79,7 @@ class RecordedCall:
 
     @property
     def missing(self) -> list[str]:
-        """What the file lacks to run the call, in words: arrays of which a digest is kept, objects of the caller's."""
+        """Lacks of the file, with which no call can run: arrays of which a digest is kept, objects of the caller's."""
         return self.held.missing + [one for name, tree in self.trees.items() for one in missing_in(tree, name)]
 
     def arguments(self, device: str | None = None) -> dict[str, Any]:

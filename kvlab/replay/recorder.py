@@ -35,7 +35,7 @@ LEFT_OUT = "traffic"
 
 
 class Recorder:
-    """What keeps calls; see :func:`recording`. folder : where; files : those that are written, in order.
+    """Keeper of calls; see :func:`recording`. folder : where; files : those that are written, in order.
 
     limit, calls : the most bytes of values in a file, and the most files.
     """

@@ -46,6 +46,7 @@ class Comparison:
     """One result of one side against the same of the reference. error : the largest distance, relative to the
     reference's largest magnitude (of lse to 1 at least), infinite where one side alone is finite; allowed : what the
     narrowest dtype of the call excuses, units in the last place of that magnitude: two of 16 bits, one of 8 bits.
+    shares : of a result that is off, the error of each element over what is allowed, ``[rows, last axis]``.
     """
 
     side: str
@@ -53,6 +54,7 @@ class Comparison:
     error: float
     allowed: float
     words: str
+    shares: Any = field(default=None, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -65,7 +67,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Replay(Shown):
-    """What :func:`replay` found: the sides that ran, comparisons, and the lockstep, None where it did not run, which
+    """Result of :func:`replay`: the sides that ran, comparisons, and the lockstep, None where it did not run, which
     ``lockstep_words`` explain. repeated : the sides whose results have the bits that were recorded.
     """
 
@@ -118,29 +120,17 @@ class Replay(Shown):
         return "\n".join([*lines, "", self.finding])
 
     def draw(self) -> Any:
-        """The picture: errors of all sides, and under it the lockstep. ValueError where there is nothing to draw."""
-        viz = importlib.import_module("kvlab.viz")
-        parts = []
-        if self.comparisons:
-            sides = {side: [(one.error, one.allowed) for one in self.comparisons if one.side == side]
-                     for side in dict.fromkeys(one.side for one in self.comparisons)}
-            parts.append(viz.draw_errors(sides))
-        if self.lockstep is not None:
-            parts.append(viz.draw(self.lockstep))
-        require(parts, f"{self.recorded.source} was compared with nothing", "a call of which two sides ran")
-        canvas, y = viz.Canvas(), 0.0
-        for part in parts:
-            canvas.embed(part, 0, y)
-            y += part.extent[1] + 28
-        return canvas.picture(f"{self.recorded.source}: {self.finding}", parts[0].caption)
+        """The picture: errors of all sides, where the first that differs is off, and the lockstep. ValueError where two
+        sides did not run.
+        """
+        return importlib.import_module("kvlab.replay.picture").draw_replay(self)
 
     def to_html(self, full: bool = False) -> str:
         """Words, errors and lockstep as HTML; ``full``: a page of its own."""
         host = importlib.import_module("kvlab.viz.pen.host")
         errors = ""
         if self.comparisons:
-            without = Replay(self.recorded, self.sides, self.comparisons)
-            errors = without.draw().inline
+            errors = importlib.import_module("kvlab.replay.picture").draw_replay(self, lockstep=False).inline
         beside = "" if self.lockstep is None else self.lockstep.to_html()
         told = f"<p><b>{html.escape(self.finding)}</b></p><pre>{html.escape(str(self))}</pre>"
         body = host.view("replay", told, rules="pre{white-space:pre-wrap}", label=self.finding) + errors + beside
@@ -309,4 +299,5 @@ def _distance(side: str, name: str, a: Any, b: Any, allowed: float) -> Compariso
         side, name, error, allowed,
         f"first at {list(first)}: {x[first]:.6g}, reference {y[first]:.6g}; most at {[int(i) for i in at]}: "
         f"{x[at]:.6g}, reference {y[at]:.6g}, {error:.2g} of its largest magnitude, {allowed:.2g} allowed{words}",
+        apart.reshape(-1, apart.shape[-1] if apart.ndim else 1) / (allowed * scale),
     )

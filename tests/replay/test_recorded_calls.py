@@ -17,6 +17,7 @@ from kvlab import attention
 from kvlab.attention import Rope, masks
 from kvlab.attention.call import call as calls
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
+from kvlab.common.arrays import address_of
 from kvlab.replay import load, recording, replay
 from kvlab.replay.arrays import values_of
 from kvlab.replay.recorder import record_process
@@ -148,8 +149,12 @@ def test_arguments_come_back_to_the_bit_and_a_replay_finds_no_difference(case, t
             others = np.setdiff1d(np.arange(len(value)), rows)
             assert (values_of(found[argument], others).view(np.uint8) == 0xFF).all()
             assert len(others)
+    for argument in given.keys() & found.keys():
+        if getattr(given[argument], "ndim", 0) > 1:
+            assert address_of(found[argument]) % 256 == address_of(given[argument]) % 256
     if case.endswith("out is q"):
         assert found["out"].ctypes.data == found["q"].ctypes.data
+        assert found["v_cache"].ctypes.data - found["k_cache"].ctypes.data == 16 * 2 * 64 * 4
     exact = replay(recorded, quick=True)
     assert exact.ok, str(exact)
     assert "reference" in exact.repeated, str(exact)
@@ -180,7 +185,10 @@ def test_a_wrong_result_is_named_and_a_right_one_repeated(tmp_path, monkeypatch)
     assert found.finding.startswith("first difference: out of the recorded side against the reference: first at [1, 2,")
     assert "64 of 768 elements differ, rows 6, columns 0-63" in found.finding
     assert [one.side for one in found.comparisons if not one.ok] == ["recorded"]
-    assert "first difference" in found.draw().title
+    picture = found.draw()
+    assert "first difference" in picture.title
+    assert "row 6, column 63: " in picture.svg
+    assert picture.svg.count("times what is allowed") == 64
     assert "first difference" in found.to_html(full=True)
 
 
@@ -303,6 +311,28 @@ def test_bad_files_name_the_field(tmp_path):
     for bad in ("half.npz", "none.npz"):
         with pytest.raises(ValueError, match="must be a"):
             load(tmp_path / bad)
+
+
+def test_the_command_ends_as_it_says(tmp_path, capfd):
+    pytest.importorskip("typer")
+    from kvlab.command import main
+
+    file = decode(tmp_path)
+    bad = rewritten(file, tmp_path / "bad.npz", set_("raised", to="RuntimeError: out of shared memory"), "results.json")
+    page, picture = tmp_path / "x.html", tmp_path / "x.svg"
+    for argv, code in (
+        ((file, "-o", page), 0), ((file, "-o", picture), 0), ((bad, "--json"), 1), ((tmp_path / "no.npz",), 2),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["replay", *map(str, argv), "--quick"])
+        assert ended.value.code == code
+        said = capfd.readouterr()
+        assert bool(said.out) == (code < 2)
+        if code == 1:
+            told = json.loads(said.out)
+            assert told["first_difference"].startswith("recorded: raised RuntimeError: out of shared memory; reference")
+    assert "no difference" in page.read_text()
+    assert picture.read_text().startswith("<svg")
 
 
 @pytest.mark.interpreter

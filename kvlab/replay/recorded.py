@@ -18,12 +18,15 @@ from kvlab.attention.call.operation import PUBLIC
 from kvlab.common.checks import require, shown
 
 from .arrays import ALIGNMENT, Entry, described, digest, dtype_named, kept, laid_out, reach
+from .compact import compacted
 from .recorder import FORMAT, VERSION
 from .values import missing_in, packed, unpacked
 
 Values = dict[str, np.ndarray[Any, Any]]
 MOST_JSON = 64 << 20
 MOST_AXES = 8
+MOST_BYTES = 1 << 30
+"""Bytes of memory in which a call is laid out as it was; a larger pool is made small."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,12 +88,17 @@ class RecordedCall:
     def arguments(self, device: str | None = None) -> dict[str, Any]:
         """The arguments, new arrays each time: NumPy's, or torch's in CPU memory, or on ``device``, of the recorded
         values, shapes, strides and alignment, sharing memory where they did. Pages that the call does not name are
-        poisoned. ValueError for a file that lacks values, naming them.
+        poisoned; where all would take more than 1 GiB they are left out, and the others get new numbers. ValueError for
+        a file that lacks values, naming them.
         """
         missing = self.missing
         require(not missing, f"{self.source} lacks {'; '.join(missing)}", "recorded with a larger limit to be run")
-        arrays = laid_out(self.held.entries, self.held.storages, self.held.values, device)
-        return {name: unpacked(tree, f"arguments.{name}", arrays) for name, tree in self.trees.items()}
+        parts = self.trees, self.held.entries, self.held.storages, self.held.values
+        if sum(storage["bytes"] for storage in self.held.storages) > MOST_BYTES:
+            parts = compacted(*parts)
+        trees, *held = parts
+        arrays = laid_out(*held, device)
+        return {name: unpacked(tree, f"arguments.{name}", arrays) for name, tree in trees.items()}
 
     def made(self, device: str | None = None, **changed: Any) -> Call[Any]:
         """The call of the arguments, some of them changed, unchecked."""

@@ -26,6 +26,8 @@ from .recorder import results_of
 
 SIDES = ("reference", "emulator", "kernel")
 LSE_ALLOWED, FLOAT32_ALLOWED = 1e-4, 1e-5
+MOST_ROWS = 64
+"""Rows that are off of which a pattern is looked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +250,13 @@ def _repeated(sides: dict[str, Ran]) -> tuple[str, ...]:
 
 
 def _bits(entries: dict[str, Entry]) -> dict[str, tuple[Any, ...]]:
-    return {name: (entry["dtype"], *entry["shape"], entry["sha256"]) for name, entry in entries.items()}
+    return {name: (*_form(entry), entry["sha256"]) for name, entry in entries.items()}
+
+
+def _form(entry: Entry) -> tuple[Any, ...]:
+    """Dtype and shape, of a cache that of the pages which count."""
+    shape = entry["shape"]
+    return (entry["dtype"], entry["pages"], *shape[1:]) if "pages" in entry else (entry["dtype"], *shape)
 
 
 def _allowed(recorded: RecordedCall) -> float:
@@ -266,8 +274,7 @@ def _compared(side: str, held: Held, exact: Held, allowed: float) -> Iterator[Co
         other = exact.entries.get(name)
         if other is None or name not in held.values or name not in exact.values:
             continue
-        if (entry["shape"], entry["dtype"]) != (other["shape"], other["dtype"]) \
-                or held.values[name].shape != exact.values[name].shape:
+        if _form(entry) != _form(other):
             words = f"{entry['dtype']} {entry['shape']}, not {other['dtype']} {other['shape']}"
             yield Comparison(side, name, float("inf"), allowed, words)
             continue
@@ -288,16 +295,18 @@ def _distance(side: str, name: str, a: Any, b: Any, allowed: float) -> Compariso
         words = f"at most {error:.2g} of its largest magnitude, {allowed:.2g} allowed"
         return Comparison(side, name, error, allowed, words)
     at = np.unravel_index(int(apart.argmax()), apart.shape)
-    rows = (x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])) if x.ndim > 1 else (x, y)
-    pattern_of = importlib.import_module("kvlab.mirror.patterns").pattern_of
     wrong = ~same & ~(finite & (apart <= allowed * scale))
     first = tuple(int(i) for i in np.argwhere(wrong)[0])
-    words = ""
+    columns = x.shape[-1] if x.ndim else 1
+    rows = np.flatnonzero(wrong.reshape(-1, columns).any(axis=1))
+    words = f"; {int(wrong.sum())} of {wrong.size} elements are off, in {len(rows)} rows, {rows[0]} to {rows[-1]}"
     with contextlib.suppress(ValueError), np.errstate(all="ignore"):
-        words = f"; {pattern_of(*rows)}"
+        pattern_of = importlib.import_module("kvlab.mirror.patterns").pattern_of
+        pattern = pattern_of(*(side.reshape(-1, columns)[rows[:MOST_ROWS]] for side in (x, y)))
+        words += f"; there, {pattern.name}: {pattern.words}" if pattern.name != "region" else ""
     return Comparison(
         side, name, error, allowed,
         f"first at {list(first)}: {x[first]:.6g}, reference {y[first]:.6g}; most at {[int(i) for i in at]}: "
         f"{x[at]:.6g}, reference {y[at]:.6g}, {error:.2g} of its largest magnitude, {allowed:.2g} allowed{words}",
-        apart.reshape(-1, apart.shape[-1] if apart.ndim else 1) / (allowed * scale),
+        apart.reshape(-1, columns) / (allowed * scale),
     )

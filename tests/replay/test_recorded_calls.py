@@ -183,7 +183,7 @@ def test_a_wrong_result_is_named_and_a_right_one_repeated(tmp_path, monkeypatch)
     assert not found.ok
     assert not found.repeated
     assert found.finding.startswith("first difference: out of the recorded side against the reference: first at [1, 2,")
-    assert "64 of 768 elements differ, rows 6, columns 0-63" in found.finding
+    assert "64 of 768 elements are off, in 1 rows, 6 to 6; there, scale missing: the first is 0.5" in found.finding
     assert [one.side for one in found.comparisons if not one.ok] == ["recorded"]
     picture = found.draw()
     assert "first difference" in picture.title
@@ -208,6 +208,21 @@ def test_a_file_keeps_its_bound_and_says_what_it_lacks(tmp_path):
         for _ in range(3):
             attention.merge_states(normal(2, 3, 4, 8), normal(2, 3, 4))
     assert len(recorder.files) == 1
+
+
+@pytest.mark.parametrize("case", ["decode of bf16", "mla decode of slots", "store with rope", "store of a collection"])
+def test_a_large_pool_is_made_small(case, tmp_path, monkeypatch):
+    name, make = CASES[case]
+    with recording(tmp_path) as recorder:
+        getattr(attention, name)(**make(), backend="reference")
+    monkeypatch.setattr("kvlab.replay.recorded.MOST_BYTES", 0)
+    recorded = load(recorder.files[0])
+    cache = next(one for one in recorded.held.entries if one.endswith("_cache"))
+    kept = recorded.held.values.get(f"{cache}.pages")
+    assert len(recorded.arguments()[cache]) == (5 if kept is None else len(kept)) < 8
+    found = replay(recorded, quick=True)
+    assert found.ok, str(found)
+    assert "reference" in found.repeated
 
 
 def test_a_call_that_raises_is_kept_and_one_that_crashes_has_no_results(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ of FlashInfer are read by :func:`load_flashinfer`.
 no difference: recorded, emulator agree with the reference
 """
 
-from .flashinfer import load_flashinfer
+from .flashinfer_dumps import load_flashinfer
 from .recorded import RecordedCall, load
 from .recorder import Recorder, recording
 from .replaying import Comparison, Ran, Replay, lockstep_case, replay

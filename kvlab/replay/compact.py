@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Entry, dtype_named, reach
+from .array_values import Entry, dtype_named, reach
 
 TABLES, SLOTS = ("block_table", "table"), ("indices", "where")
 """Arguments that name pages, and those that name slots of pages."""

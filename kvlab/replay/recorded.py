@@ -17,7 +17,7 @@ from kvlab.attention.call.call import Call
 from kvlab.attention.call.operation import PUBLIC
 from kvlab.common.checks import require, shown
 
-from .arrays import ALIGNMENT, Entry, described, digest, dtype_named, kept, laid_out, reach
+from .array_values import ALIGNMENT, Entry, described, digest, dtype_named, kept, laid_out, reach
 from .compact import compacted
 from .recorder import FORMAT, VERSION
 from .values import missing_in, packed, unpacked

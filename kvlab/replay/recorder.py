@@ -24,7 +24,7 @@ from kvlab.common.arrays import on_gpu
 from kvlab.common.checks import count
 from kvlab.common.torch_here import torch_here
 
-from .arrays import described, kept
+from .array_values import described, kept
 from .pages import pages_named
 from .values import packed
 

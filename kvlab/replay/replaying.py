@@ -20,7 +20,7 @@ from kvlab.common.checks import require
 from kvlab.common.drawn import Shown
 from kvlab.common.dtypes import float32
 
-from .arrays import Entry, described, dtype_named, kept
+from .array_values import Entry, described, dtype_named, kept
 from .recorded import Held, RecordedCall, load
 from .recorder import results_of
 
@@ -162,8 +162,8 @@ def replay(
     >>> with tempfile.TemporaryDirectory() as folder, recording(folder) as recorder:
     ...     out = merge_states(outs, lses)
     ...     found = replay(recorder.files[0], quick=True)
-    >>> found.ok, found.repeated, [one.side for one in found.comparisons]
-    (True, ('emulator',), ['recorded', 'emulator'])
+    >>> found.ok, found.repeated, [f"{one.name} of {one.side}" for one in found.comparisons][:2]
+    (True, ('reference', 'emulator'), ['out of recorded', 'lse of recorded'])
     """
     recorded = source if isinstance(source, RecordedCall) else load(Path(source))
     require(not recorded.missing, f"{recorded.source} lacks {'; '.join(recorded.missing)}",

@@ -15,7 +15,7 @@ from kvlab.attention.schedule.config import ScheduleConfig, ScheduleProblem
 from kvlab.common.checks import require, shown
 from kvlab.common.torch_here import is_torch
 
-from .arrays import dtype_named, known_array
+from .array_values import dtype_named, known_array
 
 _MASKS = (
     masks.NullMask, masks.CausalMask, masks.SlidingWindowCausalMask, masks.SlidingWindowNonCausalMask, masks.BandMask,

@@ -102,8 +102,9 @@ class Call(Generic[R]):
     def run(self) -> R:
         """The results. Raises, before anything is written, for arguments that are not right."""
         if RECORDERS:
-            kept: R = RECORDERS[-1].keep(self)
-            return kept
+            for recorder in RECORDERS[-1:]:  # another thread may have removed it
+                kept: R = recorder.keep(self)
+                return kept
         self.planned()
         return self.results(*self.launch())
 

@@ -180,8 +180,9 @@ def laid_out(
     entries: Mapping[str, Entry], storages: list[dict[str, int]], values: Mapping[str, np.ndarray[Any, Any]],
     device: str | None = None,
 ) -> dict[str, Any]:
-    """New arrays of the entries that have values, where they were beside each other and to 256 bytes: NumPy's, or
-    torch's in CPU memory, or on ``device``. Bytes that no array has are poisoned: 0xff, NaN and -1.
+    """New arrays of the entries, where they were beside each other and to 256 bytes: NumPy's, torch's in CPU memory, or
+    on ``device``, where NumPy's of a call without tensors go, too. Bytes that no array has are poisoned: 0xff, that is
+    NaN and -1.
     """
     buffers, made = [], {}
     for i, storage in enumerate(storages):
@@ -204,8 +205,9 @@ def laid_out(
             rows = values.get(f"{name}.pages")
             bits[... if rows is None else rows] = values[name].view(bits.dtype)
     on: dict[int, Any] = {}
+    moved = device is not None and all(entry["library"] == "numpy" for entry in entries.values())
     for name, entry in entries.items():
-        if entry["library"] == "numpy":
+        if entry["library"] == "numpy" and not (moved and views[name].dtype.isnative):
             made[name] = views[name]
             continue
         torch, number = importlib.import_module("torch"), entry["storage"]

@@ -93,11 +93,10 @@ class RecordedCall:
         """
         missing = self.missing
         require(not missing, f"{self.source} lacks {'; '.join(missing)}", "recorded with a larger limit to be run")
-        parts = self.trees, self.held.entries, self.held.storages, self.held.values
-        if sum(storage["bytes"] for storage in self.held.storages) > MOST_BYTES:
-            parts = compacted(*parts)
-        trees, *held = parts
-        arrays = laid_out(*held, device)
+        trees, entries, storages, values = self.trees, self.held.entries, self.held.storages, self.held.values
+        if sum(storage["bytes"] for storage in storages) > MOST_BYTES:
+            trees, entries, storages, values = compacted(trees, entries, storages, values)
+        arrays = laid_out(entries, storages, values, device)
         return {name: unpacked(tree, f"arguments.{name}", arrays) for name, tree in trees.items()}
 
     def made(self, device: str | None = None, **changed: Any) -> Call[Any]:

@@ -227,6 +227,17 @@ def test_a_large_pool_is_made_small(case, tmp_path, monkeypatch):
     assert "reference" in found.repeated
 
 
+def test_arrays_go_to_the_device_of_the_kernel(tmp_path):
+    torch = pytest.importorskip("torch")
+    recorded = load(decode(tmp_path))
+    found, here = recorded.arguments(device="cpu"), recorded.arguments()
+    for name in ("q", "k_cache", "block_table"):
+        assert isinstance(found[name], torch.Tensor)
+        assert np.array_equal(found[name].numpy(), here[name], equal_nan=name == "k_cache")
+        assert found[name].data_ptr() % 256 == address_of(here[name]) % 256
+    assert found["v_cache"].data_ptr() - found["k_cache"].data_ptr() == 16 * 2 * 64 * 4
+
+
 def test_a_call_that_raises_is_kept_and_one_that_crashes_has_no_results(tmp_path, monkeypatch):
     long = {**paged(), "seq_lens": np.array([20, 49, 0])}
     with recording(tmp_path) as recorder, pytest.raises(ValueError, match=r"seq_lens\[1\] is 49"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -50,7 +51,7 @@ class Recorder:
             raise ValueError(f"folder is {str(folder)!r}: must be a folder that can be made ({error})") from None
 
     def keep(self, call: Call[Any]) -> Any:
-        """The results of a call, which is kept. A file that cannot be written is a warning: the call runs."""
+        """The results of a call, which is kept. What cannot be kept, or written, is a warning: the call runs."""
         if len(self.files) >= self.calls or _captured(call):
             call.planned()
             return call.results(*call.launch())
@@ -71,7 +72,15 @@ class Recorder:
         return found
 
     def _begun(self, call: Call[Any]) -> tuple[Path | None, int]:
-        """A new file with the arguments, and the bytes that are left for results."""
+        """A new file with the arguments, and the bytes that are left for results; None where there is no file."""
+        try:
+            return self._written(call)
+        except Exception as error:
+            words = f"a call of {call.operation} is not recorded in {self.folder}: {type(error).__name__}: {error}"
+            warnings.warn(words, RuntimeWarning, stacklevel=5)
+            return None, 0
+
+    def _written(self, call: Call[Any]) -> tuple[Path, int]:
         given = {name: value for name, value in call.arguments.items() if name != LEFT_OUT or value is None}
         arrays: dict[str, Any] = {}
         trees = {name: packed(value, name, arrays) for name, value in given.items()}
@@ -83,19 +92,16 @@ class Recorder:
             "plan": plan_of(call), "arguments": trees, "arrays": entries, "storages": storages,
             "left_out": sorted(call.arguments.keys() - given.keys()),
         }
-        for number in self._numbers:
-            path = self.folder / f"{call.operation}-{os.getpid()}-{number:06d}.npz"
-            try:
-                with zipfile.ZipFile(path, "x") as file:
-                    write(file, "call.json", told, "arguments/", members)
-            except FileExistsError:
-                continue
-            except OSError as error:
-                warnings.warn(f"{path} of a recorded call cannot be written: {error}", RuntimeWarning, stacklevel=4)
-                return None, 0
-            self.files.append(path)
-            return path, left
-        raise AssertionError
+        path = self._free(call.operation)
+        while path.exists():  # of another process of this number, on another machine
+            path = self._free(call.operation)
+        with zipfile.ZipFile(path, "x") as file:
+            write(file, "call.json", told, "arguments/", members)
+        self.files.append(path)
+        return path, left
+
+    def _free(self, operation: str) -> Path:
+        return self.folder / f"{operation}-{os.getpid()}-{next(self._numbers):06d}.npz"
 
     def _ended(
         self, path: Path | None, told: dict[str, Any], arrays: dict[str, Any], pages: Mapping[str, Any], left: int
@@ -103,14 +109,15 @@ class Recorder:
         """The results beside the arguments."""
         if path is None:
             return
-        entries, storages = described(arrays)
-        members, _ = kept(arrays, entries, pages, left)
-        told |= {"arrays": entries, "storages": storages}
         try:
+            entries, storages = described(arrays)
+            members, _ = kept(arrays, entries, pages, left)
+            told |= {"arrays": entries, "storages": storages}
             with zipfile.ZipFile(path, "a") as file:
                 write(file, "results.json", told, "results/", members)
-        except OSError as error:
-            warnings.warn(f"{path} of a recorded call cannot be ended: {error}", RuntimeWarning, stacklevel=4)
+        except Exception as error:
+            words = f"{path} has no results: {type(error).__name__}: {error}"
+            warnings.warn(words, RuntimeWarning, stacklevel=4)
 
 
 def results_of(call: Call[Any], found: Any) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
@@ -138,13 +145,20 @@ def versions(call: Call[Any]) -> dict[str, str]:
     """Versions of what runs, and the device of the first array."""
     found = {"kvlab": kvlab.__version__, "python": platform.python_version(), "machine": platform.platform()}
     for package in ("numpy", "ml_dtypes", "torch", "triton"):
-        if package in sys.modules:
-            with contextlib.suppress(PackageNotFoundError):
-                found[package] = version(package)
+        if package in sys.modules and _version(package):
+            found[package] = _version(package)
     first: Any = next(iter(call.arguments.values()), None)
     if on_gpu(first):
         found["device"] = sys.modules["torch"].cuda.get_device_name(first.device)
     return found
+
+
+@functools.cache
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def write(file: zipfile.ZipFile, name: str, told: dict[str, Any], folder: str, members: Mapping[str, Any]) -> None:

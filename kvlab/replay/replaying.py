@@ -108,7 +108,8 @@ class Replay(Shown):
             return f"no difference: every side raised {raised}"
         sides = list(dict.fromkeys(one.side for one in self.comparisons))
         if not sides:
-            return "nothing to compare: the reference alone ran, and the file has no values of results"
+            ran = ", ".join(side.name for side in self.sides.values() if side.results is not None) or "no side"
+            return f"nothing to compare: {ran} alone gave values"
         return f"no difference: {', '.join(sides)} agree{'s' * (len(sides) == 1)} with the reference"
 
     def __str__(self) -> str:
@@ -214,14 +215,16 @@ def _run(recorded: RecordedCall, side: str, device: str | None) -> Ran:
         changed["backend"] = "hopper"
     if side != "emulator" and "arithmetic" in given:
         changed["arithmetic"] = "float32"
-    start = time.perf_counter()
+    start, planned = time.perf_counter(), False
     try:
         call = recorded.made(device if side == "kernel" else None, **changed).planned()
+        planned = True
         found, written = results_of(call, call.results(*call.launch()))
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        refused = side == "kernel" and isinstance(error, ValueError) and "backend is" in str(error)
-        return Ran(side, words=f"{'did not run: ' if refused else 'raised '}{text}", raised=None if refused else text)
+        if not planned and recorded.raised is None and isinstance(error, ValueError):  # what this side does not do
+            return Ran(side, words=f"did not run: {text}")
+        return Ran(side, words=f"raised {text}", raised=text)
     entries, storages = described(found)
     held = Held(entries, storages, kept(found, entries, written, 1 << 62)[0])
     told, seconds = call.plan.explanation, time.perf_counter() - start

@@ -238,13 +238,25 @@ def test_arrays_go_to_the_device_of_the_kernel(tmp_path):
     assert found["v_cache"].data_ptr() - found["k_cache"].data_ptr() == 16 * 2 * 64 * 4
 
 
-def test_a_call_that_raises_is_kept_and_one_that_crashes_has_no_results(tmp_path, monkeypatch):
+def test_calls_that_raise_or_crash_are_kept_and_what_cannot_be_is_a_warning(tmp_path, monkeypatch):
     long = {**paged(), "seq_lens": np.array([20, 49, 0])}
     with recording(tmp_path) as recorder, pytest.raises(ValueError, match=r"seq_lens\[1\] is 49"):
         attention.mha_decode_paged(normal(3, 4, 64), **long)
     found = replay(recorder.files[0], quick=True)
     assert found.ok
     assert "every side raised ValueError: seq_lens[1] is 49" in found.finding
+    narrow = {"q": normal(3, 4, 32), **{n: x[..., :32] if n.endswith("cache") else x for n, x in paged().items()}}
+    with recording(tmp_path) as recorder:
+        attention.mha_decode_paged(**narrow, arch="gfx950", backend="reference")
+    refused = replay(recorder.files[0], quick=True)
+    assert refused.ok
+    assert refused.sides["emulator"].words.startswith("did not run: ValueError: ")
+    monkeypatch.setattr("kvlab.replay.recorder.write", lambda *told: 1 / 0)
+    words = r"a call of mha_decode is not recorded in .*: ZeroDivisionError"
+    with recording(tmp_path) as recorder, pytest.warns(RuntimeWarning, match=words):
+        attention.mha_decode_paged(normal(3, 4, 64), **paged())
+    assert not recorder.files
+    monkeypatch.undo()
     monkeypatch.setattr("kvlab.replay.recorder.Recorder._ended", lambda *told: None)
     crashed = replay(decode(tmp_path), quick=True)
     assert crashed.ok

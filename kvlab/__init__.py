@@ -24,6 +24,7 @@ _ROOMS = (
     "layout",
     "memory",
     "mirror",
+    "replay",
     "rosetta",
     "simt",
     "staging",

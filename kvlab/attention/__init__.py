@@ -8,6 +8,9 @@ With ``backend="auto"`` NumPy arrays go to the emulator, tensors on a GPU to a c
 Triton's interpreter, or, where there is no Triton (macOS, Windows), to the emulator.
 """
 
+import importlib
+import os
+
 from .attend_paged import attend_paged, plan
 from .call.explain import Explanation, explain
 from .features.rope import Rope
@@ -44,3 +47,6 @@ __all__ = [
     "mla_store_paged",
     "plan",
 ]
+
+if os.environ.get("KVLAB_RECORD"):
+    importlib.import_module("kvlab.replay.recorder").record_process()

@@ -120,6 +120,28 @@ def lockstep(
     answer.give(json)
 
 
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A recorded call, or a folder of a dump of FlashInfer.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Neither the kernel nor the lockstep.")] = False,
+    device: Annotated[str | None, typer.Option("--device", help="Where the kernel runs, cuda say.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A page, .html, or a picture, .svg.")] = None,
+    definition: Annotated[
+        Path | None, typer.Option("--definition", help="FILE is a workload of FlashInfer-Bench, of this definition.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a recorded call in every sibling and name the first difference. A difference ends it with 1.
+
+    KVLAB_RECORD=calls python serve.py, then kvlab replay calls/mha_decode-4711-000000.npz -o bug.html
+    """
+    from kvlab.command.calls import replayed
+
+    with _working("every sibling runs"):
+        answer = replayed(file, quick, device, output, definition)
+    answer.give(json)
+
+
 Kernel = Annotated[str, typer.Argument(help="FILE.py:kernel, or module:kernel: @triton.jit or @gluon.jit.")]
 Types = Annotated[
     list[str] | None,

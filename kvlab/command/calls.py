@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib
 import importlib.util
 import inspect
 import re
@@ -21,6 +20,8 @@ from kvlab.attention import explain
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.command.answers import Answer
 from kvlab.memory import as_dtype
+from kvlab.replay import load, load_flashinfer, lockstep_case, replay
+from kvlab.viz import save
 
 _ARRAY = re.compile(r"(\d+(?:x\d+)*):([A-Za-z]\w*)(?:=(\S+))?")
 _PAGED = "k_cache=6x16x2x64:bf16 v_cache=6x16x2x64:bf16 block_table=2x3:i32=range seq_lens=2:i32=40"
@@ -142,16 +143,7 @@ def explained(name: str, given: Sequence[str]) -> Answer:
 def case_of(name: str, given: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """The operation's folder, what both siblings are launched with in a call, and what the emulator alone gets."""
     made = arguments(_texts(name, given), "random")
-    call = operation_of(name).planned(**{**made, "backend": "emulator"})
-    folder = call.plan.sibling.rpartition(".")[0]
-    launch = getattr(importlib.import_module(f"{folder}.emulator"), "launch", None)
-    if launch is None or call.plan.sibling != f"{folder}.emulator:launch":
-        raise ValueError(f"operation is {name!r}: must be one whose emulator mirrors the portable kernel")
-    case = dict(zip(inspect.signature(launch).parameters, call.arrays, strict=False)) | call.named()
-    for alone in ("out", "traffic"):
-        case.pop(alone, None)
-    emulator = {"arch": call.plan.explanation.arch} if "arch" in inspect.signature(launch).parameters else {}
-    return folder, case, emulator
+    return lockstep_case(operation_of(name).planned(**{**made, "backend": "emulator"}))
 
 
 def function_in(address: str) -> tuple[str, str]:
@@ -201,3 +193,32 @@ def in_lockstep(name: str, given: Sequence[str], twin: str | None, html: Path | 
         data["file"] = html
         words += f"\n{escape(str(html))} written"
     return Answer(words, data, yes=run.ok)
+
+
+def replayed(file: Path, quick: bool, device: str | None, output: Path | None, flashinfer: Path | None) -> Answer:
+    """``kvlab replay``: a recorded call in every sibling, and the first difference."""
+    if flashinfer is not None or file.is_dir():
+        recorded = load_flashinfer(file, flashinfer)
+    else:
+        recorded = load(file)
+    found = replay(recorded, quick=quick, device=device)
+    data: dict[str, Any] = {
+        "ok": found.ok, "finding": found.finding, "first_difference": found.first_difference,
+        "call": recorded.call, "operation": recorded.operation, "versions": recorded.versions, "plan": recorded.plan,
+        "repeated": found.repeated,
+        "sides": {name: {"ran": side.results is not None, "words": side.words} for name, side in found.sides.items()},
+        "comparisons": [
+            {"side": one.side, "name": one.name, "error": one.error, "allowed": one.allowed, "ok": one.ok}
+            for one in found.comparisons
+        ],
+        "lockstep": found.lockstep_words if found.lockstep is None else found.lockstep.finding,
+    }
+    words = escape(str(found))
+    if output is not None:
+        if output.suffix == ".html":
+            output.write_text(found.to_html(full=True), encoding="utf-8")
+        else:
+            save(found.draw(), output)
+        data["file"] = output
+        words += f"\n{escape(str(output))} written"
+    return Answer(words, data, yes=found.ok)

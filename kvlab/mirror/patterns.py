@@ -168,5 +168,6 @@ def _region(differs: np.ndarray) -> str:
         hit = np.flatnonzero(differs.any(axis=other) if other else differs)
         steps = np.unique(np.diff(hit))
         run = f"{hit[0]}-{hit[-1]}" if len(hit) > 1 else f"{hit[0]}"
-        spans.append(f"{name} {run}" + f" in steps of {steps[0]}" * (len(steps) == 1 and int(steps[0]) > 1))
+        even = len(steps) == 1 and int(steps[0]) > 1
+        spans.append(f"{name} {run} in steps of {steps[0]}" if even else f"{name} {run}")
     return f"{text}, {', '.join(spans)}"

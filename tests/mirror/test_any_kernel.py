@@ -53,6 +53,8 @@ def test_the_region_is_told_by_rows_and_columns() -> None:
     changed = TILE.copy()
     changed[3:6, 2::4] = 9
     assert pattern_of(changed, TILE).where == "12 of 256 elements differ, rows 3-5, columns 2-14 in steps of 4"
+    changed[3:5] = TILE[3:5]
+    assert pattern_of(changed, TILE).where == "4 of 256 elements differ, rows 5, columns 2-14 in steps of 4"
     assert pattern_of(TILE, TILE).name == "equal"
     with pytest.raises(ValueError, match=r"first has shape \(16, 16\): must be \(4, 4\)"):
         pattern_of(TILE, TILE[:4, :4])

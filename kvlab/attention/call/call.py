@@ -33,6 +33,8 @@ from kvlab.staging import Traffic
 R = TypeVar("R")
 
 FEATURES = FeatureOptions.__annotations__.keys()
+RECORDERS: list[Any] = []
+"""What keeps calls, the last first: see :func:`kvlab.replay.recording`."""
 SIBLINGS = {"triton": "kernel:launch", "reference": "reference:reference"}
 """Backend -> module and function in an operation's folder, where it is not the launch function of a module so called.
 """
@@ -99,6 +101,10 @@ class Call(Generic[R]):
 
     def run(self) -> R:
         """The results. Raises, before anything is written, for arguments that are not right."""
+        if RECORDERS:
+            for recorder in RECORDERS[-1:]:  # another thread may have removed it
+                kept: R = recorder.keep(self)
+                return kept
         self.planned()
         return self.results(*self.launch())
 

@@ -13,7 +13,7 @@ from kvlab.viz.pen.axis import LABEL, QUIET, WIDTH
 from kvlab.viz.pen.palette import ALARM, INK
 
 if TYPE_CHECKING:
-    from .replaying import Comparison, Replay
+    from kvlab.replay.replaying import Comparison, Replay
 
 MOST_ROWS, MOST_COLUMNS, TALLEST, LEFT, APART = 48, 96, 14.0, 150.0, 28.0
 

@@ -77,8 +77,9 @@ def test_gather_atomics_and_a_transpose() -> None:
     assert ran.wavefronts == sum(facts.ideal for facts in ran.instructions) >= 2 * square.nbytes // 128
 
 
-MATMULS = [(bfloat16, "sm_80", 1e-6), (np.dtype(np.float32), "sm_80", 2e-3), (np.dtype(float8_e5m2), "sm_80", 1e-6),
-           (np.dtype(float8_e4m3fn), "sm_89", 1e-3)]
+WIDENS = pytest.mark.skipif(installed() == "3.6.0", reason="3.6 widens e5m2 as only sm_89 can")
+MATMULS = [(bfloat16, "sm_80", 1e-6), (np.dtype(np.float32), "sm_80", 2e-3),
+           pytest.param(np.dtype(float8_e5m2), "sm_80", 1e-6, marks=WIDENS), (np.dtype(float8_e4m3fn), "sm_89", 1e-3)]
 
 
 @pytest.mark.parametrize("dtype, target, part", MATMULS, ids=lambda x: str(x))

@@ -126,14 +126,14 @@ class Replay(Shown):
         """The picture: errors of all sides, where the first that differs is off, and the lockstep. ValueError where two
         sides did not run.
         """
-        return importlib.import_module("kvlab.viz.charts.replay").draw_replay(self)
+        return importlib.import_module("kvlab.viz.charts.replay_page").draw_replay(self)
 
     def to_html(self, full: bool = False) -> str:
         """Words, errors and lockstep as HTML; ``full``: a page of its own."""
         host = importlib.import_module("kvlab.viz.pen.host")
         errors = ""
         if self.comparisons:
-            errors = importlib.import_module("kvlab.viz.charts.replay").draw_replay(self, lockstep=False).inline
+            errors = importlib.import_module("kvlab.viz.charts.replay_page").draw_replay(self, lockstep=False).inline
         beside = "" if self.lockstep is None else self.lockstep.to_html()
         told = f"<p><b>{html.escape(self.finding)}</b></p><pre>{html.escape(str(self))}</pre>"
         body = host.view("replay", told, rules="pre{white-space:pre-wrap}", label=self.finding) + errors + beside

@@ -112,8 +112,8 @@ ask("00.page", page)
 # | head | one of several small attentions side by side; query heads share KV heads in groups |
 # | page | 16 tokens, or so, of the cache in one piece of DRAM; a page table finds them |
 # | prefill, decode | reading many new tokens at once; writing one after the other |
-# | DRAM | the GPU's large memory, some 3 TB a second |
-# | shared memory | some 200 kB beside the arithmetic, fast as long as its banks work at once |
+# | DRAM | the GPU's large memory |
+# | shared memory | a small memory beside the arithmetic, fast as long as its banks work at once |
 # | bank | one of 32 columns of shared memory, 4 bytes wide; it delivers one word in a pass |
 # | pass, wavefront | one turn of shared memory. To readers of AMD's manuals a wavefront is 64 lanes: here it never is |
 # | thread, lane, warp | one line of execution; its number among 32; these 32 together |

@@ -34,63 +34,65 @@ args = {"x_ptr": x, "out_ptr": np.zeros_like(x), "columns": 50, "BLOCK": 64}
 # ## What one sees
 #
 # `softmax_rows` in [kernels_to_debug.py](kernels_to_debug.py) normalises each row of a 4 x 50 matrix; a program has a row, in a
-# block of 64 columns. The rows of its result do not add up to 1. Here is the wrong kernel's whole output beside NumPy's:
+# block of 64 columns. Its result is wrong, and that is all that is known:
 
 # %%
 found = lockstep_kernel(softmax_rows, softmax_twin, args, 4)
-found
+print(found.table().splitlines()[-1])
 
 # %% [markdown]
-# **Guess.** In the last row of the table, `out` is wrong. Where does the fault sit?
+# **Guess.** Read the kernel. Where does the fault sit?
 
 # %%
 guess = predict("in the sum", "in the division", "in the load", "in the store")
 guess
 
 # %% [markdown]
-# **Question 1.** Which is the first quantity that differs? Give its name, a text.
+# **Question 1.** How many columns of a program's block lie behind the end of its row?
 
 # %% tags=["question"]
-quantity = None  # your answer, e.g. "total"
+behind = None  # your answer, a number
 
 # %%
-ask("14.quantity", quantity)
+ask("14.behind", behind)
 
 # %% [markdown]
-# The difference explains itself where it has a known pattern: transposed, shifted by a tile, a mask or a scale left out, the wrong
-# swizzle, rounding to another dtype.
+# ## Line by line
+#
+# Every quantity of the kernel beside the twin's. The difference explains itself where it has a known pattern: transposed, shifted
+# by a tile, a mask or a scale left out, the wrong swizzle, rounding to another dtype.
 
 # %%
 guess.compare("in the load")
-found.explanation
-
-# %% [markdown]
-# **Question 2.** How many elements of the first program's `x` differ?
-
-# %% tags=["question"]
-wrong = None  # your answer, a number
-
-# %%
-ask("14.wrong", wrong)
+found
 
 # %% [markdown]
 # The columns behind the row's end were loaded as 0, and 0 is larger than the row's own numbers: they take part in the maximum and
 # in the sum. What a masked load gives must be neutral for what follows, and the neutral element of a softmax is minus infinity.
 #
+# **Question 2.** Suppose that 0 is the largest `x` of a block, and that `e` of the row's own columns adds up to 28. How many times
+# too large is `total`?
+
+# %% tags=["question"]
+factor = None  # your answer, a number
+
+# %%
+ask("14.factor", factor)
+
+# %% [markdown]
+# **Question 3.** A kernel that adds up the rows of the same matrix shall have the same masked load. What must it give behind the end?
+
+# %% tags=["question"]
+neutral = None  # your answer, a number
+
+# %%
+ask("14.neutral", neutral)
+
+# %% [markdown]
 # ## The cure
 
 # %%
 lockstep_kernel(cured_softmax, softmax_twin, args, 4)
-
-# %% [markdown]
-# **Question 3.** The sum of `e` over a block of 64 columns, of which 14 were loaded as 0, and the largest `x` of which is 0: by how
-# much is it too large, at least?
-
-# %% tags=["question"]
-more = None  # your answer, a number
-
-# %%
-ask("14.more", more)
 
 # %% [markdown]
 # In a test it is one line, `assert_lockstep(kernel, twin, args, grid)`: it fails with the sentence above. On the command line:

@@ -66,16 +66,18 @@ along = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
 operand = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]), 2)
 tile = {"x_ptr": "*bf16", "out_ptr": "*bf16", "ROWS": 64, "COLUMNS": 64, "COPY": along, "READ": operand}
 plain = xray(through_shared, {**tile, "SHARED": gl.SwizzledSharedLayout(1, 1, 1, [1, 0])}, "sm_90")
-plain
 
 # %% [markdown]
-# **Question 2.** How many passes does each matrix of `ldmatrix` take here, where one would do?
+# **Question 2.** How many passes does each matrix of `ldmatrix` take here, where one would do? A row has 128 bytes, and nothing is swizzled.
 
 # %% tags=["question"]
 passes = None  # your answer, a number
 
 # %%
 ask("15.passes", passes)
+
+# %%
+plain
 
 # %% [markdown]
 # The finding has a cure, and the count that proves it. It is taken over into the kernel; `diff` says what became of it.

@@ -176,14 +176,14 @@ QUESTIONS = {
     "13.nbytes": Question(8_388_608, ["2 sequences x 2048 keys x 4 heads x 128 numbers of 2 bytes, twice."],
                           [(4_194_304, "that is K alone, or numbers for bytes")]),
     # 14. Debug your kernel
-    "14.quantity": Question("x", ["Read the table from above: what is the first line that DIFFERS?"],
-                            [("out", "that is the last one"), ("largest", "one before it differs, too")]),
-    "14.wrong": Question(14, ["The row has 50 columns, the block 64."], [(50, "these are right")]),
-    "14.more": Question(14, ["What is exp(0 - 0)?"], [(50, "so many are the row's own"), (0, "exp(0) is not 0")]),
+    "14.behind": Question(14, ["The row has 50 columns, the block 64."], [(50, "these are the row's own")]),
+    "14.factor": Question(1.5, ["What is exp(0 - 0), and how often is it added?", "28 + 14 in place of 28."],
+                          [(14, "so much is added"), (42, "that is the sum")]),
+    "14.neutral": Question(0, ["Which number changes no sum?"], [(float("-inf"), "the sum would be lost")]),
     # 15. X-ray
     "15.moved": Question(32768, ["A sector has 32 bytes.", "The load moves 1024 of them."],
                          [(4096, "so many bytes are wanted"), (1024, "these are sectors")]),
-    "15.passes": Question(8, ["The finding says it."], [(1, "so it would be with the cure")]),
+    "15.passes": Question(8, ["In which bank does each row of a matrix begin?"], [(1, "so it would be with the cure")]),
     "15.saved": Question(448, ["The table has wavefronts before and after."], [(128, "so many are left")]),
     # 16. In your stack
     "16.slot": Question(84, ["Its page is table[0, 20 // 16], its place there 20 % 16."],

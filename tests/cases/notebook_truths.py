@@ -214,14 +214,15 @@ truth = k.nbytes + v.nbytes
 """,
     },
     "14_debug_your_kernel": {
-        "14.quantity": """
-truth = found.first_difference.output
+        "14.behind": """
+truth = int((np.arange(args["BLOCK"]) >= args["columns"]).sum())
 """,
-        "14.wrong": """
-truth = int((found.first_difference.kernel != found.first_difference.emulator).sum())
+        "14.factor": """
+truth = (28 + (64 - 50) * np.exp(0.0)) / 28
 """,
-        "14.more": """
-truth = (64 - 50) * np.exp(0.0)
+        "14.neutral": """
+sums = {value: np.pad(x, ((0, 0), (0, 14)), constant_values=value).sum(1) for value in (0.0, 1.0, -np.inf)}
+(truth,) = [value for value, found in sums.items() if np.allclose(found, x.sum(1))]
 """,
     },
     "15_xray": {

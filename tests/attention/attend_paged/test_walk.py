@@ -156,7 +156,8 @@ def test_where_lengths_must_differ_a_gpu_has_a_schedule(monkeypatch: pytest.Monk
     given: tuple[dict[str, Any], ...] = {"balanced": False}, {"num_splits": 2}, {"batch_invariant": True}
     assert not any(over(q, k, v, table, lens, **fixed) for fixed in given)
     assert not over(q, k, v, table[:, :14], lens)
-    assert not over(q[:1], k, v, table[:1], lens[:1])
+    assert not over(q[:1], k[:9], v[:9], table[:1], lens[:1])
+    assert over(q[:2], k[:9], v[:9], table[:2], lens[:2])
 
 
 @pytest.mark.parametrize("options, words", [

@@ -15,6 +15,7 @@ from feature_cases import FP8, FeatureCase, FeatureInputs
 from hazard_mutations import ORDER, WAW, caught_as
 from prefill_cases import Case as MixedCase
 from seeded_faults import is_found
+from simulated import simulated
 from turns import ORDERS
 from yardsticks import assert_accurate, bits
 
@@ -219,3 +220,13 @@ def test_compiled(case: Case | FeatureCase, ragged: bool) -> None:
     assert count["LDSM"] == 2 * 16 * C.W // 256
     assert count["HMMA"] == 2 * (2 if C.PAIRS else 1) * 16 * C.W // 128
     assert count["UTMALDG"] == 2 * (C.W // 64) * (C.BT // C.BOX)
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
+def test_the_compiled_walk_attends() -> None:
+    """Its PTX, run without a GPU: sequences that teams share, one without a key. Rests on float64."""
+    from kvlab.attention.attend_paged import hopper
+
+    case = Case((70, 0, 150), heads=(4, 2), D=64)
+    assert_accurate(case.build(), *simulated(hopper, *launch_form(case, 3)))

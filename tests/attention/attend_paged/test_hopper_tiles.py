@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from caught import SHARED, Caught, as_if_on, as_launched, as_tensors
 from prefill_cases import Case
+from simulated import simulated
 from yardsticks import assert_accurate
 
 from kvlab.attention import attend_paged, explain, plan
@@ -140,3 +141,14 @@ def test_every_configuration_has_room() -> None:
         for page in (16, 64, 256):
             C = listed_constants(D, D, 4, page, features, together=4, overhead=1)
             assert shared_bytes(C) <= SHARED["sm_90"]
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
+def test_the_compiled_walk_attends() -> None:
+    """Its PTX, run without a GPU, beside the small tiles of the other sequences. Rests on float64."""
+    from kvlab.attention.attend_paged.wide import hopper
+
+    case = paged((130, 300), (2, 20), (0, 17), heads=(8, 2))
+    made, lse = simulated(hopper, *by_tiles(case, 8))
+    assert_accurate(case.build(), made[0], lse[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -98,6 +99,31 @@ def run_notebook() -> Callable[[Any], None]:
             client.execute(env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)})
 
     return run
+
+
+@pytest.fixture(scope="session")
+def executed(run_notebook: Callable[[Any], None], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Any]:
+    """A function that gives a notebook of the course with its outputs: it runs once, whichever tests and workers ask.
+
+    It runs as it is; behind each cell that asks, cells with the tag "answered" give the right answer and take it back.
+    """
+    nbformat = pytest.importorskip("nbformat")
+    from notebook_truths import answered
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def give(source: Path) -> Any:
+        path = folder / f"{source.stem}.ipynb"
+        with (folder / f"{source.stem}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                notebook = answered(nbformat.read(source.with_suffix(".ipynb"), as_version=4))
+                run_notebook(notebook)
+                nbformat.write(notebook, path)
+        return nbformat.read(path, as_version=4)
+
+    return give
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Every notebook: its two files say the same, carry no outputs, and run from a fresh kernel without an error.
 
-The course's answers are filled in, so that its own marks judge them: each must say "Right.". They rest on what the
-notebooks' own objects say.
+It runs once, as it is; behind each question its answer is given and taken back, so that the course's own marks judge it:
+each must say "Right.". Answers rest on what the notebooks' own objects say.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from notebook_truths import TRUTHS
 
-from kvlab.exercises import solve
+from kvlab.exercises import solution, solve
 from kvlab.exercises.course import QUESTIONS
 from kvlab.exercises.question import same
 
@@ -26,10 +26,10 @@ SOURCES = sorted(NOTEBOOKS.glob("[0-9]*.py"))
 pytestmark = pytest.mark.parametrize("source", SOURCES, ids=[path.stem for path in SOURCES])
 
 
-def _printed(notebook: Any) -> str:
-    """What the cells printed."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return "\n".join("".join(output.get("text", "") for output in cell.outputs) for cell in cells)
+def _printed(cells: Any) -> str:
+    """What cells printed."""
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    return "\n".join("".join(output.get("text", "") for output in cell.outputs) for cell in code)
 
 
 def test_the_ipynb_is_its_source_without_outputs(source: Path) -> None:
@@ -40,26 +40,27 @@ def test_the_ipynb_is_its_source_without_outputs(source: Path) -> None:
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in paired.cells)
 
 
-def test_it_runs_as_it_is_and_with_the_right_answers(
-    source: Path, tmp_path: Path, run_notebook: Callable[[Any], None]
-) -> None:
+def test_it_runs_as_it_is_and_with_the_right_answers(source: Path, executed: Callable[[Path], Any]) -> None:
     """Without answers no hint is printed; with them, the notebook's own objects say the same as the course."""
-    notebook, names = jupytext.read(source), list(TRUTHS[source.stem])
+    names = list(TRUTHS[source.stem])
     assert len(names) >= 3, "a notebook asks the reader at least three questions"
-    run_notebook(notebook)
-    printed = _printed(notebook)
+    parts: dict[bool, list[Any]] = {False: [], True: []}
+    for cell in executed(source).cells:
+        parts["answered" in cell.metadata.get("tags", [])].append(cell)
+    printed = _printed(parts[False])
     assert printed.count("No answer yet:") == len(names)
     assert not [text for name in names for text in QUESTIONS[name].hints if text in printed]
-    solved = tmp_path / "solved.ipynb"
-    assert solve(source.with_suffix(".ipynb"), solved) == [name for name in QUESTIONS if name in names]
-    answered = nbformat.read(solved, as_version=4)
-    for cell in answered.cells:
-        for name in [one for one in names if f'ask("{one}"' in cell.source and not callable(QUESTIONS[one].answer)]:
-            cell.source += f"{TRUTHS[source.stem][name]}import numpy as np\n"
-            cell.source += "from kvlab.exercises.course import QUESTIONS\n"
-            cell.source += f"assert np.array_equal(truth, QUESTIONS['{name}'].answer), ('{name}', truth)"
-    run_notebook(answered)
-    assert _printed(answered).count("Right.") == len(names)
+    assert _printed(parts[True]).count("Right.") == len(names)
+
+
+def test_it_is_written_with_its_answers(source: Path, tmp_path: Path) -> None:
+    """A law: the cell of each question becomes its answer, and no other cell changes."""
+    target = tmp_path / "solved.ipynb"
+    names = solve(source.with_suffix(".ipynb"), target)
+    assert names == [name for name in QUESTIONS if name in TRUTHS[source.stem]]
+    was, now = (nbformat.read(path, as_version=4).cells for path in (source.with_suffix(".ipynb"), target))
+    changed = [b.source for a, b in zip(was, now, strict=True) if a.source != b.source]
+    assert sorted(changed) == sorted(map(solution, names))
 
 
 def test_no_answer_stands_in_a_cell(source: Path) -> None:

@@ -1,7 +1,7 @@
 """Every notebook: its two files say the same, carry no outputs, and run from a fresh kernel without an error.
 
-It runs once, as it is; behind each question its answer is given and taken back, so that the course's own marks judge it:
-each must say "Right.". Answers rest on what the notebooks' own objects say.
+It runs once, as it is; behind each question its answer is given and taken back, so that the course's own marks judge
+it: each must say "Right.". Answers rest on what the notebooks' own objects say.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@
 # that multiplies it. Everything runs in NumPy, on any machine; what is counted here is what an H100 counts.
 #
 # `pip install .` in the checkout installs the library. The notebooks 0 to 8 need NumPy and nothing else.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; nothing else is needed.*
 
 # %%
 from kvlab.attention import explain, mha_decode

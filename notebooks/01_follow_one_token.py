@@ -26,6 +26,8 @@
 #
 # Three questions stop you on the way. Write your answer into the cell; `ask` tells whether it is right, `hint` helps if you call
 # it. Before some pictures you are asked for a guess: make it, it is kept until the picture has been seen.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; nothing else is needed.*
 
 # %%
 import numpy as np

@@ -19,6 +19,8 @@
 # Memory is one long row of bytes, a matrix is a table. A **layout** says which place of the row each entry of the table
 # has. GPU kernels are full of layouts: of a tensor in DRAM, of a tile in shared memory, of the registers of 128 threads.
 # This notebook reads them, draws them and calculates with them. It needs NumPy only.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; nothing else is needed.*
 
 # %%
 import numpy as np

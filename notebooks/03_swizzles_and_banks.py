@@ -19,6 +19,8 @@
 # Shared memory is fast as long as 32 *banks* work at once. A row-major tile makes them queue; one XOR of address bits
 # removes the queue. This notebook measures both with the rule of an H100: the counts below are those that the chip's own
 # counters show.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; nothing else is needed.*
 
 # %%
 import numpy as np

@@ -19,6 +19,8 @@
 # A model that writes text keeps a key and a value of every token it has read: the KV cache. A serving system holds the
 # caches of many sequences in one pool of memory. This notebook looks at the pool: which byte holds which number, what
 # changes when the numbers are quantised to 8 bits, and how a kernel picks single tokens out of it. NumPy only.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; nothing else is needed.*
 
 # %%
 import numpy as np

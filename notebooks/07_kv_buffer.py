@@ -21,6 +21,8 @@
 # the way, keeps several *stages* so that one tile can arrive while another is used, and hands fragments to the lanes. Every
 # byte below is where the compiled kernel puts it. NumPy only, up to the last section: there Triton compiles the same
 # staging, for GPUs that need not be there.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; the compiled tiles at the end need Triton besides.*
 
 # %%
 import warnings
@@ -53,8 +55,6 @@ from kvlab.staging import (
     WarpSlices,
     slots_of,
 )
-from kvlab.triton_support.staged_tile import compiler_staging, staging_as
-from kvlab.triton_support.staging_match import match_staging
 from kvlab.viz import (
     draw_copy_plan,
     draw_cure,
@@ -449,9 +449,12 @@ ask("07.works", works)
 # What does a compiler make of the same way? `compiler_staging` compiles a small Triton kernel, attention without its
 # softmax, for a GPU that is not there. Its TTGIR, the compiler's last form with layouts, says where K and V lie in shared
 # memory and in registers. `match_staging` holds the byte address of every element, and the elements of every thread, against
-# an emulated buffer. All tiles here are whole: 128 tokens.
+# an emulated buffer. All tiles here are whole: 128 tokens. From here on the notebook needs Triton.
 
 # %%
+from kvlab.triton_support.staged_tile import compiler_staging, staging_as
+from kvlab.triton_support.staging_match import match_staging
+
 whole = from_dense(*rng.standard_normal((2, 1, 1, 128, 1, DEPTH)).astype(as_dtype("bf16")), [128], page_size=128)
 caches = {"K": whole.get_key_cache(0), "V": whole.get_value_cache(0)}
 

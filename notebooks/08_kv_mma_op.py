@@ -20,6 +20,8 @@
 # rows; lanes want *fragments*. This notebook follows K and V of MAX's kernels for AMD's gfx950 through that last step,
 # `KVMmaOp`, until $QK^T$ and $PV$ come out. A warp (AMD: wave) has 64 lanes. NumPy only, but for one section, where
 # Triton compiles the same fragments.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; the compiled fragments need Triton besides.*
 
 # %%
 from dataclasses import replace
@@ -51,8 +53,6 @@ from kvlab.staging import (
     output_map,
     score_map,
 )
-from kvlab.triton_support.staged_tile import compiler_staging
-from kvlab.triton_support.staging_match import match_staging
 from kvlab.viz import draw_atom, draw_fragment_map, draw_kv_buffer
 
 # %% [markdown]
@@ -258,9 +258,12 @@ values.kv_mma_op.reg_tile.store(plain_v)
 # Triton's compiler knows nothing of MAX. What does it put into the registers? `compiler_staging` compiles a kernel with the
 # same two products for a GPU that is not there, and reads the layouts of K and V from its TTGIR; `match_staging` compares the
 # elements that each thread holds. Below gfx950 with 128 query rows, as here; with 16, as in decode; and sm_80 and sm_90,
-# whose emulated buffers have their own fragments.
+# whose emulated buffers have their own fragments. This section alone needs Triton.
 
 # %%
+from kvlab.triton_support.staged_tile import compiler_staging
+from kvlab.triton_support.staging_match import match_staging
+
 nvidia = NvidiaKVParams("bf16", BN=32, depth=DEPTH, kv_num_heads=1, transpose=True, num_smem_stages=1)
 in_decode = replace(k_params, mma_shape=(16, 16, 32), BN=128, WN=32, swizzle=Swizzle(3, 0, 3, "vector"))
 longer = from_dense(*rng.standard_normal((2, 1, 1, 128, 1, DEPTH)).astype(as_dtype("bf16")), [128], page_size=128)

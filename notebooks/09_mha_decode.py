@@ -20,6 +20,9 @@
 # stored: all the work is reading the cache. This notebook runs that step on real activations, the keys and values of
 # SmolLM2-135M, three times: as mathematics, as the emulator that has every byte where the hardware has it, and as the
 # Triton kernel, and puts the last two side by side, line for line.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; with Triton and torch besides, on
+# Linux.*
 
 # %%
 import numpy as np

@@ -20,6 +20,9 @@
 # many queries as keys, so a tile of keys that lies in shared memory is used by 128 query rows, and the tensor cores, not the
 # memory, set the pace. This notebook follows the 299 tokens of a real prompt (SmolLM2-135M) through the tiles, shows which
 # tiles are never touched, and runs the kernel and the emulator in lockstep.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; with Triton and torch besides, on
+# Linux.*
 
 # %%
 import numpy as np

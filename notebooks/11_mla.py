@@ -23,6 +23,9 @@
 # To see this on real activations we write SmolLM2's own cache as latents: its keys and values of a token, 384 numbers, are
 # the latent row, and the up-projection of each head is the matrix that picks its 64 keys or values out. So MLA must give
 # exactly what the model's attention gave.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; with Triton and torch besides, on
+# Linux.*
 
 # %%
 import numpy as np

@@ -20,6 +20,9 @@
 # exponent and 3 of mantissa: 448 is its largest number, and between 16 and 32 it knows eight. The rest is done by *scales*.
 # This notebook quantises a real cache (SmolLM2-135M), looks at what is stored, and follows the scales to the places of the
 # kernel where they cost nothing.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; with Triton and torch besides, on
+# Linux.*
 
 # %%
 import ml_dtypes

@@ -19,6 +19,9 @@
 # Everything in these notebooks was computed by an emulator: where a byte lies in shared memory, which register holds an
 # element, how many passes an access takes. This one holds it against an H100. `benchmarks/hardware_truth.py` asked the chip;
 # its answers are the files under `tests/data/hardware`, with card, driver, versions, date and command. NumPy only.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; the chip's answers, which this
+# notebook reads, are in a checkout alone.*
 
 # %%
 import base64

@@ -19,6 +19,9 @@
 # A kernel gives wrong numbers, and no GPU is at hand. Write what it should do in NumPy, with the same names, and run both side by
 # side: *lockstep* compares every value that both bind and stops at the first that differs. The kernel needs no change and no
 # markers. It runs in Triton's interpreter, on the CPU; this notebook needs Triton.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; with Triton besides, on Linux,
+# and `kernels_to_debug.py` beside this notebook.*
 
 # %%
 import numpy as np

@@ -19,6 +19,9 @@
 # A kernel is right, and slow. What the compiler made of it can be read without a GPU: the layouts it chose, the instructions that
 # touch memory, how many passes and sectors each of them takes, registers, spills. `xray` compiles a Triton or Gluon kernel for a
 # GPU that is not there, counts, and says what helps. This notebook needs Triton.
+#
+# *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; with Triton besides, on Linux,
+# and `kernels_to_debug.py` beside this notebook.*
 
 # %%
 from kernels_to_debug import every_fourth, through_shared

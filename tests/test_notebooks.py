@@ -41,7 +41,10 @@ def test_the_ipynb_is_its_source_without_outputs(source: Path) -> None:
 
 
 def test_it_runs_as_it_is_and_with_the_right_answers(source: Path, executed: Callable[[Path], Any]) -> None:
-    """Without answers no hint is printed; with them, the notebook's own objects say the same as the course."""
+    """Without answers no hint is printed; with them, the notebook's own objects say the same as the course.
+
+    0 to 8 have run where kvlab, NumPy and ml-dtypes are all that there is, up to the cell that asks Triton.
+    """
     names = list(TRUTHS[source.stem])
     assert len(names) >= 3, "a notebook asks the reader at least three questions"
     parts: dict[bool, list[Any]] = {False: [], True: []}
@@ -61,6 +64,13 @@ def test_it_is_written_with_its_answers(source: Path, tmp_path: Path) -> None:
     was, now = (nbformat.read(path, as_version=4).cells for path in (source.with_suffix(".ipynb"), target))
     changed = [b.source for a, b in zip(was, now, strict=True) if a.source != b.source]
     assert sorted(changed) == sorted(map(solution, names))
+
+
+def test_the_first_cell_says_how_to_install(source: Path) -> None:
+    """Also where there is no checkout."""
+    first = jupytext.read(source).cells[0]
+    assert first.cell_type == "markdown"
+    assert "`%pip install`" in first.source
 
 
 def test_no_answer_stands_in_a_cell(source: Path) -> None:

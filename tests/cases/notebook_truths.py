@@ -9,6 +9,8 @@ from typing import Any
 from kvlab.exercises import solution
 from kvlab.exercises.course import QUESTIONS
 
+EXTRAS = ["torch", "triton", "transformers", "accelerate", "gguf", "matplotlib", "anywidget", "rich", "typer"]
+
 TRUTHS = {
     "00_start_here": {
         "00.key_bytes": """
@@ -286,4 +288,17 @@ def answered(notebook: Any) -> Any:
         again.id, again.source, again.metadata["tags"] = f"answered-{asked[2]}", "\n".join(lines), ["answered"]
         cells.append(again)
     notebook.cells = cells
+    return notebook
+
+
+def without_extras(notebook: Any) -> Any:
+    """The notebook, run where nothing of an extra can be imported, up to the cell that brings what asks Triton."""
+    cells = notebook.cells
+    gone, back = (copy.deepcopy(next(cell for cell in cells if cell.cell_type == "code")) for _ in range(2))
+    gone.update(id="gone", source=f"import sys; gone = dict.fromkeys({EXTRAS}); sys.modules.update(gone)")
+    back.update(id="back", source="[sys.modules.pop(name) for name in gone]")
+    for cell in (gone, back):
+        cell.metadata["tags"] = ["answered"]
+    asks = next((n for n, cell in enumerate(cells) if "import compiler_staging" in cell.source), len(cells))
+    notebook.cells = [gone, *cells[:asks], back, *cells[asks:]]
     return notebook

@@ -15,7 +15,7 @@ which runs both sides and compares all listed outputs at the end of every step, 
 Hopper's kernels are compared by steps, waits and arrivals: their fragments, boxes and descriptors have no
 counterpart in an emulator of whole tiles; :func:`coverage` counts the statements that have one all the same.
 A kernel and a twin without markers are compared by :func:`lockstep_kernel`, where both bind the same names in the same
-order; it explains the first difference, and proposes the markers.
+order; it explains the first difference, checks each access to memory, and proposes the markers.
 ``from kvlab.mirror import Twin`` needs neither NumPy nor Triton: an operation's ``config.py`` may declare its twins.
 
 A step opens with a marker, a comment on its own line, with the same text in both twins, and runs to the next marker or

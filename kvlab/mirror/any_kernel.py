@@ -6,16 +6,17 @@ import copy
 import functools
 import inspect
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvlab.mirror.lockstep_result import Lockstep
 from kvlab.mirror.lockstep_run import Tolerances, _Comparer, _program_list
-from kvlab.mirror.patterns import Pattern, pattern_of
-from kvlab.mirror.proposed import Proposal, propose
+from kvlab.mirror.memory_accesses import MemoryRecord
+from kvlab.mirror.patterns import Pattern, differing, held_by, pattern_of
+from kvlab.mirror.proposed import Proposal, called_by_both, propose
 from kvlab.mirror.trace import Record, StaleSource, TracePlan, members, tracing
 from kvlab.mirror.trace_triton import Key, Recorded, to_numpy
 
@@ -26,14 +27,24 @@ class KernelLockstep(Lockstep):
     """Result of :func:`lockstep_kernel`: a :class:`~kvlab.mirror.Lockstep` with what was found out without markers.
 
     proposal      steps of both sides; ``proposal.kernel_text`` and ``twin_text`` have the markers to be taken over
-    skipped       names of the kernel that could not be compared, each with the reason: pointers, descriptors
+    helpers       the same of each helper that both sides call, by name
+    skipped       names that could not be compared, each with the reason: pointers, descriptors, helpers of one side
+    memory        how the kernel reached its arrays: ``memory.lines``, ``memory.faults``, ``memory.table()``
+    target        the GPU whose threads :attr:`finding` names; None: none
     """
 
     def __init__(
-        self, proposal: Proposal, skipped: Mapping[str, str], near: Callable[[Any], list[Any]], *args: Any
+        self, proposal: Proposal, helpers: Mapping[str, Proposal], skipped: Mapping[str, str], memory: MemoryRecord,
+        target: str | None, again: tuple[Any, Mapping[str, Any]], near: Callable[[Any], list[Any]], *args: Any,
     ) -> None:
         super().__init__(*args)
-        self.proposal, self.skipped, self._near = proposal, dict(skipped), near
+        self.proposal, self.helpers, self.skipped, self.memory = proposal, dict(helpers), dict(skipped), memory
+        self.target, self._again, self._near = target, again, near
+
+    @property
+    def ok(self) -> bool:
+        """Tells whether no output of any step differs and no access to memory is at fault."""
+        return super().ok and not self.memory.faults
 
     @functools.cached_property
     def explanation(self) -> Pattern | None:
@@ -45,14 +56,41 @@ class KernelLockstep(Lockstep):
 
     @property
     def finding(self) -> str:
-        """One or two sentences: the first difference, and what it looks like."""
-        said = super().finding
-        return said if self.explanation is None else f"{said}; {self.explanation}"
+        """A few sentences: what is wrong with the kernel's accesses, the first difference, what it looks like, and
+        with a ``target`` which threads hold it."""
+        parts = [str(fault) for fault in self.memory.faults]
+        if self.first_difference is not None or not parts:
+            parts.append(super().finding)
+        if self.explanation is not None:
+            parts.append(str(self.explanation))
+            if self.target is not None:
+                parts.append(self.lanes(self.target))
+        return "; ".join(parts)
+
+    def lanes(self, target: str = "sm_90", **options: Any) -> str:
+        """Words for the threads that hold the elements of the first difference in the kernel compiled for ``target``.
+
+        ``options`` are those of :func:`kvlab.xray.xray`. The layout is that of the value's last operation in the TTGIR;
+        ``""`` where nothing differs, the reason where the compiler kept no tensor of that name or line.
+        """
+        from kvlab.xray import xray
+
+        first = self.first_difference
+        if first is None or first.kernel is None or first.emulator is None:
+            return ""
+        side = next(kernel for name, kernel, _ in self.twins if name == first.twin)
+        name = first.output.partition("[")[0]
+        lines = {n for low, high in side.steps[first.index].ranges for n in range(low, high + 1)}
+        layout = xray(*self._again, target, **options).layout_of(first.kernel.shape, name, lines, side.path)
+        if layout is None:
+            return f"{target} keeps no tensor {name} of {list(first.kernel.shape)} in registers"
+        return f"on {target} in {held_by(layout, differing(first.kernel, first.emulator))}"
 
 
 def lockstep_kernel(
     kernel: Any, twin: Callable[..., Any], args: Mapping[str, Any], grid: Any = (1,), *,
-    programs: int | Sequence[int] | None = None, tolerance: Tolerances = None,
+    programs: int | Sequence[int] | None = None, tolerance: Tolerances = None, unwritten: Collection[str] = (),
+    target: str | None = None,
 ) -> KernelLockstep:
     """Run a ``@triton.jit`` kernel, interpreted, and a NumPy function, and compare what both bind by the same names.
 
@@ -63,33 +101,49 @@ def lockstep_kernel(
     args       arguments of both by name; each side gets a copy of the arrays, which are compared in the end, too
     grid       as at a launch: one to three numbers, or a function of ``args``
     programs, tolerance   as for :func:`kvlab.mirror.lockstep`
+    unwritten  arrays of ``args`` by name whose values nobody has written yet: a load before a store is a fault
+    target     a GPU as ``"sm_90"``: the kernel is compiled for it, too, to name the threads of a difference
 
     A statement corresponds to one of the other side that binds the same names as deep in loops, in the same order.
-    Values are taken right after it, the twin's in the kernel's dtype. ValueError where the sides have no name in
-    common, or either has no source file.
+    Values are taken right after it, the twin's in the kernel's dtype. Of a ``@triton.jit`` helper that the kernel
+    calls, the statements are compared in the same way, call by call, where the twin calls a function of that name.
+    Each access to memory is checked: what lies outside an array is not touched and is a fault, as is an element where
+    programs store different values. ValueError where the sides have no name in common, or either has no source file.
     """
     function, found = _unwrapped(kernel, dict(args))
     wanted = _program_list(programs)
     sizes = tuple(grid(found)) if callable(grid) else tuple(grid) if isinstance(grid, Sequence) else (grid,)
     size = math.prod(sizes)
-    paths = [_source(name, fn) for name, fn in (("kernel", function), ("twin", twin))]
-    proposal = propose(*((path, fn.__name__) for path, fn in zip(paths, (function, twin), strict=True)))
+    path, _ = (_source(name, fn) for name, fn in (("kernel", function), ("twin", twin)))
+    pairs, skipped = called_by_both(function, twin)
+    proposals: dict[str, Proposal] = {}
+    for ours, theirs in [(function, twin), *pairs]:
+        try:
+            both = [(_source(ours.__name__, fn), fn.__name__) for fn in (ours, theirs)]
+            proposals[ours.__name__] = propose(*both)
+        except ValueError as error:
+            if ours is function:
+                raise
+            skipped[ours.__name__] = str(error)
     name = function.__name__
-    plans = [TracePlan.of(name, side) for side in (proposal.kernel, proposal.twin)]
+    sides = [[TracePlan.of(one, side) for one, side in held]
+             for held in ([(n, p.kernel) for n, p in proposals.items()], [(n, p.twin) for n, p in proposals.items()])]
     case = {key: to_numpy(value) for key, value in found.items()}
-    recorded = _run_kernel(function, paths[0], sizes, copy.deepcopy(case), plans[0], wanted)
-    values, after = _run_twin(twin, plans[1], sizes, copy.deepcopy(case), wanted)
+    recorded, memory = _run_kernel(function, path, sizes, copy.deepcopy(case), sides[0], wanted, list(unwritten))
+    values, after = _run_twin(twin, sides[1], sizes, copy.deepcopy(case), wanted)
     named = tolerance if isinstance(tolerance, dict) else {}
-    comparer = _Comparer(recorded, plans[:1], named, None if isinstance(tolerance, dict) else tolerance)
-    skipped = _compare(comparer, recorded, values, size)
+    comparer = _Comparer(recorded, sides[0], named, None if isinstance(tolerance, dict) else tolerance)
+    skipped |= _compare(comparer, recorded, values, size)
     comparer.compare_returned(recorded.returned, after)
-    twins = ((name, proposal.kernel, proposal.twin),)
+    twins = tuple((one, p.kernel, p.twin) for one, p in proposals.items())
+    numbers = {one: number for number, one in enumerate(proposals)}
 
     def near(first: Any) -> list[tuple[str, np.ndarray]]:
         """Tiles of the twin that stand beside the one that differs."""
         tiles = []
         for key, held in values.items():
-            if key[2] != first.index or key[4] != first.output or not first.iteration:
+            here = (numbers.get(first.twin), first.launch, first.index)
+            if key[:3] != here or key[4] != first.output or not first.iteration:
                 continue
             step = key[3][-1] - first.iteration[-1]
             tile = held.get(first.program, held.get(-1))
@@ -97,7 +151,9 @@ def lockstep_kernel(
                 tiles.append(("of the iteration before" if step < 0 else "of the iteration after", np.asarray(tile)))
         return tiles
 
-    return KernelLockstep(proposal, skipped, near, twins, comparer.sorted_rows(), comparer.grids)
+    helpers = {one: p for one, p in proposals.items() if one != name}
+    return KernelLockstep(proposals[name], helpers, skipped, memory, target, (kernel, dict(args)), near, twins,
+                          comparer.rows, comparer.grids)
 
 
 def assert_lockstep(
@@ -138,14 +194,16 @@ def _source(name: str, function: Any) -> str:
 
 
 def _run_kernel(
-    function: Any, path: str, grid: tuple[int, ...], case: dict[str, Any], plan: TracePlan, wanted: list[int] | None
-) -> Recorded:
+    function: Any, path: str, grid: tuple[int, ...], case: dict[str, Any], plans: list[TracePlan],
+    wanted: list[int] | None, unwritten: list[str],
+) -> tuple[Recorded, MemoryRecord]:
     from kvlab.triton_support import child, versions
 
     versions.require()
-    call = ("kvlab.mirror.any_kernel_child:trace_kernel", function.__module__, path, grid, case, plan, wanted)
+    home = "kvlab.mirror.any_kernel_child:trace_kernel"
+    call = (home, function.__module__, path, grid, case, plans, wanted, unwritten)
     try:
-        recorded: Recorded = child.run(*call)
+        recorded: tuple[Recorded, MemoryRecord] = child.run(*call)
     except StaleSource:
         child.close()
         recorded = child.run(*call)
@@ -153,24 +211,30 @@ def _run_kernel(
 
 
 def _run_twin(
-    twin: Callable[..., Any], plan: TracePlan, grid: tuple[int, ...], case: dict[str, Any], wanted: list[int] | None
+    twin: Callable[..., Any], plans: list[TracePlan], grid: tuple[int, ...], case: dict[str, Any],
+    wanted: list[int] | None,
 ) -> tuple[dict[Key, dict[int, Any]], dict[str, np.ndarray]]:
-    """Values of the twin's steps by key and program, -1 for all at once; its arrays afterwards."""
+    """Values of the twin's steps, and of its helpers', by key and program, -1 for all at once; its arrays
+    afterwards."""
     parameters = inspect.signature(twin).parameters
     given = {name: value for name, value in case.items() if name in parameters}
     pid = next((name for name in _PID if name in parameters), None)
     found: dict[Key, dict[int, Any]] = defaultdict(dict)
+    calls: Counter[tuple[int, int]] = Counter()
     now = -1
 
-    def begin(_: int) -> Record:
+    def begin(one: int) -> Record:
+        number = calls[one, now]
+        calls[one, now] += 1
+
         def record(step: int, iteration: tuple[int, ...], variables: dict[str, Any]) -> None:
-            for output in plan.outputs[step]:
+            for output in plans[one].outputs[step]:
                 for name, value in members(output, variables):
-                    found[0, 0, step, iteration, name][now] = copy.copy(value)
+                    found[one, number, step, iteration, name][now] = copy.copy(value)
 
         return record
 
-    with tracing([plan], begin):
+    with tracing(plans, begin):
         if pid is None:
             twin(**given)
         else:
@@ -185,9 +249,10 @@ def _run_twin(
 def _compare(
     comparer: _Comparer, recorded: Recorded, values: Mapping[Key, Mapping[int, Any]], size: int
 ) -> dict[str, str]:
-    """Compares all recorded values; what cannot be, by name."""
+    """Compares all recorded values in the order in which they came; what cannot be, by name."""
     skipped: dict[str, str] = {}
-    for key, (programs, kernel) in recorded.values.items():
+    for key in sorted(recorded.values, key=recorded.when.__getitem__):
+        programs, kernel = recorded.values[key]
         if isinstance(kernel, str):
             skipped[key[-1]] = kernel
             continue

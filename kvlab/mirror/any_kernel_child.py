@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from kvlab.mirror.memory_accesses import MemoryRecord, Watch
 from kvlab.mirror.trace import TracePlan
 from kvlab.mirror.trace_triton import Recorded, trace
 
@@ -16,14 +17,18 @@ _NOW: list[Any] = []
 
 
 def trace_kernel(
-    module: str, path: str, grid: tuple[int, ...], case: dict[str, Any], plan: TracePlan, programs: Sequence[int] | None
-) -> Recorded:
-    """Launch the kernel that the plan names and record what its steps bind."""
-    kernel = getattr(_module(module, path), plan.function)
+    module: str, path: str, grid: tuple[int, ...], case: dict[str, Any], plans: Sequence[TracePlan],
+    programs: Sequence[int] | None, unwritten: Sequence[str],
+) -> tuple[Recorded, MemoryRecord]:
+    """Launch the kernel that the first plan names; what its steps and its helpers' bind, and how it reaches memory."""
+    kernel = getattr(_module(module, path), plans[0].function)
     while type(kernel).__name__ in ("Autotuner", "Heuristics"):
         kernel = kernel.fn
     _NOW[:] = [kernel, grid]
-    return trace("kvlab.mirror.any_kernel_child:launch", [plan], case, programs)
+    watch = Watch(case, unwritten)
+    with watch.watching():
+        recorded = trace("kvlab.mirror.any_kernel_child:launch", plans, watch.case, programs)
+    return recorded, watch.record
 
 
 def launch(**case: Any) -> dict[str, Any]:

@@ -62,12 +62,14 @@ class Difference:
     emulator: np.ndarray | None = field(default=None, repr=False)
     pid: tuple[int, int, int] | None = None
     index: int = 0  # of the step in its twin
+    launch: int = 0  # of the twin: how many launches, or calls of a helper, came before
 
     def __str__(self) -> str:
         iteration = f", iteration {', '.join(map(str, self.iteration))}" if self.iteration else ""
         pid = f" = {self.pid}" if self.pid else ""
         program = f", program {self.program}{pid}" if self.program is not None and self.twin != "launch" else ""
-        return f"{self.twin}.{self.step}{iteration}{program}: {self.output} {self.error}"
+        call = f", call {self.launch}" if self.launch else ""
+        return f"{self.twin}.{self.step}{call}{iteration}{program}: {self.output} {self.error}"
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ class Lockstep:
             program = int(row.programs[0]) if row.programs.size else None
             pid = self._pid(row, program)
             error = row.problem or ""
-            return Difference(row.twin, name, row.iteration, program, row.output, error, pid=pid, index=row.step)
+            return Difference(row.twin, name, row.iteration, program, row.output, error, pid=pid, index=row.step,
+                              launch=row.launch)
         at = int(np.argmin(row.distance.ok))
         kernel, emulator, place = row.shown
         distance, allowed = row.distance, row.tolerance.relative
@@ -172,7 +175,9 @@ class Lockstep:
         )
         program = int(row.programs[at])
         pid = self._pid(row, program)
-        return Difference(row.twin, name, row.iteration, program, row.output, error, kernel, emulator, pid, row.step)
+        return Difference(
+            row.twin, name, row.iteration, program, row.output, error, kernel, emulator, pid, row.step, row.launch
+        )
 
     def _pid(self, row: Row, program: int | None) -> tuple[int, int, int] | None:
         """A program's three coordinates in its grid."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from kvlab.layout.encodings import Encoding
+
 _CLOSE = 1e-5
 _NARROW = (ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 
@@ -52,7 +54,7 @@ def pattern_of(first: np.ndarray, second: np.ndarray, *others: tuple[str, np.nda
     if first.shape != second.shape:
         raise ValueError(f"first has shape {first.shape}: must be {second.shape}, that of second")
     a, b = (np.asarray(x).astype(np.float64) for x in (first, second))
-    differs = ~_near(a, b)
+    differs = differing(a, b)
     where = _region(differs)
     if not differs.any():
         return Pattern("equal", "no element differs", "")
@@ -64,6 +66,44 @@ def pattern_of(first: np.ndarray, second: np.ndarray, *others: tuple[str, np.nda
     for name, words in named:
         return Pattern(name, words, where)
     return Pattern("region", "no known pattern", where)
+
+
+def differing(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The elements of two tiles that differ by more than rounding in float32, as booleans.
+
+    >>> differing(np.float32([1, 2, np.nan]), np.float32([1, 3, np.nan])).tolist()
+    [False, True, False]
+    """
+    return ~_near(first.astype(np.float64), second.astype(np.float64))
+
+
+def held_by(layout: Encoding, elements: np.ndarray) -> str:
+    """Words for the warps, lanes and registers that hold these elements of a tile, a boolean for each.
+
+    >>> from kvlab.layout.encodings import BlockedLayout
+    >>> held_by(BlockedLayout([1, 4], [4, 8], [2, 1], [1, 0]), np.arange(256).reshape(8, 32) % 32 < 8)
+    '16 lanes of 64: warps 0-1, lanes 0-1, 8-9, 16-17, 24-25, registers 0-3'
+    """
+    linear = layout.to_linear_layout(elements.shape)
+    at = linear.coordinates()
+    hit = elements[tuple(np.moveaxis(at, -1, 0))]
+    names = list(linear.in_dims)
+    kept = [names.index(name) for name in ("warp", "lane", "register")]
+    hit = hit.any(axis=tuple(n for n in range(hit.ndim) if n not in kept)) if len(names) > 3 else hit
+    order = [sorted(kept).index(axis) for axis in kept]
+    hit = hit.transpose(order)
+    parts = [f"{name} {_runs(np.flatnonzero(hit.any(axis=tuple({0, 1, 2} - {axis}))))}"
+             for axis, name in enumerate(("warps", "lanes", "registers"))]
+    lanes = hit.any(axis=2)
+    return f"{int(lanes.sum())} lanes of {lanes.size}: {', '.join(parts)}"
+
+
+def _runs(numbers: np.ndarray) -> str:
+    """Numbers as runs: ``0-3, 8-11``."""
+    starts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1)
+    ends = [*(starts[1:] - 1), len(numbers) - 1]
+    return ", ".join(f"{numbers[a]}-{numbers[b]}" if b > a else f"{numbers[a]}"
+                     for a, b in zip(starts, ends, strict=True))
 
 
 def _near(a: np.ndarray, b: np.ndarray) -> np.ndarray:

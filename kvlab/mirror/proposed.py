@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvlab.mirror.source import Marker, TwinSide, read_marked
 
@@ -63,6 +65,50 @@ def propose(kernel: tuple[str, str], twin: tuple[str, str]) -> Proposal:
     matched = tuple(name for one, _ in pairs for name in one.names)
     alone = tuple(dict.fromkeys(n for b in found[0] for n in b.names if n not in matched))
     return Proposal(sides[0], sides[1], matched, alone, *marked)
+
+
+def called_by_both(kernel: Any, twin: Any) -> tuple[list[tuple[Any, Any]], dict[str, str]]:
+    """Pairs of functions that both sides call by one name, those that such functions call included: the ``@triton.jit``
+    helpers of a kernel and their NumPy counterparts. Helpers without one are returned by name, with the reason."""
+    pairs: list[tuple[Any, Any]] = []
+    alone: dict[str, str] = {}
+    waiting = [(kernel, twin)]
+    while waiting:
+        ours, theirs = (_called(fn) for fn in waiting.pop(0))
+        for name, helper in ours.items():
+            if not hasattr(helper, "fn"):
+                continue
+            if name not in theirs:
+                alone.setdefault(name, "a helper of the kernel; the twin calls no function of this name")
+            elif name not in [known.__name__ for known, _ in pairs] and helper.fn is not kernel:
+                pairs.append((helper.fn, theirs[name]))
+                waiting.append(pairs[-1])
+    return pairs, {name: why for name, why in alone.items() if name not in [known.__name__ for known, _ in pairs]}
+
+
+def _called(function: Any) -> dict[str, Any]:
+    """Functions of files that a function calls by name, by the last part of it; those of libraries of Triton not."""
+    function = inspect.unwrap(function)
+    text = Path(inspect.getsourcefile(function) or "").read_text(encoding="utf-8")
+    names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    found = {}
+    for node in ast.walk(_function(text, function.__name__, function.__code__.co_filename)):
+        if not isinstance(node, ast.Call):
+            continue
+        parts: list[str] = []
+        callee = node.func
+        while isinstance(callee, ast.Attribute):
+            parts.insert(0, callee.attr)
+            callee = callee.value
+        if not isinstance(callee, ast.Name) or callee.id not in names:
+            continue
+        value = names[callee.id]
+        for part in parts:
+            value = getattr(value, part, None)
+        plain = getattr(value, "fn", value)
+        if inspect.isfunction(plain) and not plain.__module__.startswith(("triton.", "numpy")):
+            found[plain.__name__] = value
+    return found
 
 
 def _function(text: str, name: str, path: str) -> ast.FunctionDef:

@@ -1,10 +1,14 @@
 """Follow a twin's function line by line and tell when each of its steps ends, on either side.
 
 A step ends when the next line event leaves its lines, or the function returns. An iteration is one counter per
-enclosing loop, counted from the events that lead from a loop's header into its body."""
+enclosing loop, counted from the events that lead from a loop's header into its body. Events of a NumPy function are
+those of Python's tracer (:func:`tracing`). A kernel's come from calls that are put before its statements
+(:func:`put_probes`), as the tracer would stop at each of the interpreter's own calls, too.
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import os
@@ -73,7 +77,7 @@ def members(output: str, variables: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(f"{output}[{i}]", member) for i, member in enumerate(value)]
 
 
-class _Walk:
+class Walk:
     """The trace function of one call of a twin's function."""
 
     def __init__(self, plan: TracePlan, record: Record, ran: set[int]) -> None:
@@ -84,12 +88,16 @@ class _Walk:
         self.line = plan.span[0]
         self.count = [-1] * len(plan.loops)
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> _Walk:
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Walk:
         if event == "line":
             self.move(frame, frame.f_lineno)
         elif event == "return":
             self.move(frame, 0)
         return self
+
+    def at(self, line: int) -> None:
+        """Event of a probe: the caller is about to run this line, 0: it returns."""
+        self.move(sys._getframe(1), line)
 
     def move(self, frame: FrameType, line: int) -> None:
         self.ran.add(line)
@@ -114,15 +122,15 @@ def tracing(plans: Sequence[TracePlan], begin: Callable[[int], Record | None]) -
     known: dict[CodeType, int | None] = {}
     names = {plan.function for plan in plans}
 
-    def enter(frame: FrameType, _event: str, _arg: Any) -> _Walk | None:
+    def enter(frame: FrameType, _event: str, _arg: Any) -> Walk | None:
         code = frame.f_code
         if code.co_name not in names:
             return None
         if code not in known:
-            known[code] = next((i for i, plan in enumerate(plans) if _is_code_of(plan, code)), None)
+            known[code] = next((i for i, plan in enumerate(plans) if is_code_of(plan, code)), None)
         index = known[code]
         record = begin(index) if index is not None else None
-        return _Walk(plans[index], record, ran[index]) if index is not None and record is not None else None
+        return Walk(plans[index], record, ran[index]) if index is not None and record is not None else None
 
     previous = sys.gettrace()
     sys.settrace(enter)
@@ -132,7 +140,34 @@ def tracing(plans: Sequence[TracePlan], begin: Callable[[int], Record | None]) -
         sys.settrace(previous)
 
 
-def _is_code_of(plan: TracePlan, code: CodeType) -> bool:
+def put_probes(function: ast.FunctionDef, begin: str) -> None:
+    """Put calls before the statements of a function, in place: what ``begin`` returns, a global of it, is called with
+    each statement's line, again with a loop's where its body begins, and with 0 in the end."""
+    walk = "_mirror_walk"
+
+    def probe(line: int, like: ast.stmt) -> ast.stmt:
+        call = ast.Expr(ast.Call(ast.Name(walk, ast.Load()), [ast.Constant(line)], []))
+        return ast.fix_missing_locations(ast.copy_location(call, like))
+
+    def block(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+        found: list[ast.stmt] = []
+        for one in statements:
+            for part in ("body", "orelse", "finalbody"):
+                if getattr(one, part, None) and not isinstance(one, ast.FunctionDef):
+                    setattr(one, part, block(getattr(one, part)))
+            if isinstance(one, ast.For | ast.While):
+                one.body.insert(0, probe(one.lineno, one))
+            found += [probe(one.lineno, one), one]
+        return found
+
+    first = function.body[0]
+    start = ast.Assign([ast.Name(walk, ast.Store())], ast.Call(ast.Name(begin, ast.Load()), [], []))
+    ends = ast.Try(block(function.body), [], [], [probe(0, first)])
+    function.body = [ast.fix_missing_locations(ast.copy_location(one, first)) for one in (start, ends)]
+
+
+def is_code_of(plan: TracePlan, code: CodeType) -> bool:
+    """Tells whether a code object is that of the plan's function."""
     first, last = plan.span
     return (
         code.co_name == plan.function

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from kvlab.common.torch_here import torch_here
-from kvlab.mirror.trace import Record, TracePlan, check_fresh, members, tracing
+from kvlab.mirror.trace import Record, TracePlan, Walk, check_fresh, is_code_of, members, put_probes
 
 #: (twin's index, number of the launch, step's index, iteration, output's name: of a member of a tuple ``q[1]``)
 Key = tuple[int, int, int, tuple[int, ...], str]
@@ -42,6 +44,8 @@ class Recorded:
     values: dict[Key, tuple[np.ndarray, np.ndarray | str]]
     ran: list[set[int]] = dataclasses.field(default_factory=list)
     """Lines of each planned kernel that some recorded program has run."""
+    when: dict[Key, int] = dataclasses.field(default_factory=dict)
+    """Place of each key among those of its program, the last of all programs: an order in time."""
 
 
 def trace(launch: str, plans: Sequence[TracePlan], case: dict[str, Any], programs: Sequence[int] | None) -> Recorded:
@@ -58,6 +62,8 @@ def trace(launch: str, plans: Sequence[TracePlan], case: dict[str, Any], program
     seen: Counter[tuple[int, int]] = Counter()
     grids: dict[tuple[int, int], tuple[int, int, int]] = {}
     found: dict[Key, list[tuple[int, np.ndarray | str]]] = defaultdict(list)
+    when: dict[Key, int] = {}
+    passed: Counter[int] = Counter()
 
     def begin(twin: int) -> Record | None:
         (x, y, z), (nx, ny, nz) = builder.grid_idx, builder.grid_dim
@@ -72,13 +78,52 @@ def trace(launch: str, plans: Sequence[TracePlan], case: dict[str, Any], program
             for output in plans[twin].outputs[step]:
                 for name, value in members(output, variables) or [(output, None)]:
                     said = "not bound at the end of the step" if value is None else _value(value)
-                    found[twin, number, step, iteration, name].append((program, said))
+                    key = (twin, number, step, iteration, name)
+                    found[key].append((program, said))
+                    passed[program] += 1
+                    when[key] = max(when.get(key, 0), passed[program])
 
         return record
 
-    with tracing(plans, begin) as ran:
+    with _probing(plans, begin) as ran:
         returned = function(**_to_torch(case))
-    return Recorded(to_numpy(returned), grids, {key: _stack(items) for key, items in found.items()}, ran)
+    return Recorded(to_numpy(returned), grids, {key: _stack(items) for key, items in found.items()}, ran, when)
+
+
+@contextmanager
+def _probing(plans: Sequence[TracePlan], begin: Callable[[int], Record | None]) -> Iterator[list[set[int]]]:
+    """As :func:`kvlab.mirror.trace.tracing`, for functions that Triton's interpreter runs."""
+    from triton.runtime import interpreter
+
+    rewriter, rewritten = interpreter.FunctionRewriter, interpreter.InterpretedFunction.rewritten_fn
+    transform = rewriter._transform_ast
+    ran: list[set[int]] = [set() for _ in plans]
+    planned: dict[Any, int] = {}
+
+    def start(index: int) -> Callable[[int], None]:
+        record = begin(index)
+        return (lambda line: None) if record is None else Walk(plans[index], record, ran[index]).at
+
+    def with_probes(self: Any, source: str) -> Any:
+        tree = transform(self, source)
+        index = next((i for i, plan in enumerate(plans) if is_code_of(plan, self.fn.__code__)), None)
+        if index is not None:
+            name = f"_mirror_begin_{index}"
+            self.fn.__globals__[name] = functools.partial(start, index)
+            planned[self.fn] = index
+            put_probes(tree.body[0], name)
+        return tree
+
+    kept = {fn: rewritten.pop(fn) for fn in list(rewritten) if any(is_code_of(p, fn.__code__) for p in plans)}
+    rewriter._transform_ast = with_probes
+    try:
+        yield ran
+    finally:
+        rewriter._transform_ast = transform
+        for fn, index in planned.items():
+            rewritten.pop(fn, None)
+            fn.__globals__.pop(f"_mirror_begin_{index}", None)
+        rewritten.update(kept)
 
 
 def _check_kernels(plans: Sequence[TracePlan]) -> None:

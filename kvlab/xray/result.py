@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvlab.common.drawn import Shown
-from kvlab.layout.encodings import Encoding
+from kvlab.layout.encodings import Encoding, SharedEncoding
 from kvlab.triton_support.compile import Compiled
 from kvlab.xray import findings as rules
 from kvlab.xray.accesses import MemoryAccess
@@ -141,6 +142,23 @@ class XRay(Shown):
     def at(self, line: int) -> list[Edge]:
         """The edges of a line of the source."""
         return [edge for edge in self.edges if edge.line == line]
+
+    def layout_of(
+        self, shape: Sequence[int], name: str = "", lines: Collection[int] = (), path: str = ""
+    ) -> Encoding | None:
+        """The layout in registers of the last tensor of this shape that the source calls ``name``, otherwise of the
+        last one of these lines of the file ``path`` (``""``: the kernel's). None where there is none.
+        """
+        found: dict[bool, str] = {}
+        for one in self.module.operations:
+            if not one.types or one.types[-1].shape != tuple(shape) or one.types[-1].memory or not one.results:
+                continue
+            here = one.line in lines and (not path or os.path.basename(path) == os.path.basename(one.file))
+            if name in one.names or here:
+                found[name in one.names] = one.types[-1].encoding
+        text = found.get(True) or found.get(False)
+        layout = self.module.encoding(text) if text else None
+        return layout if layout is not None and not isinstance(layout, SharedEncoding) else None
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data, for JSON."""

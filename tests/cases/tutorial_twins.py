@@ -117,6 +117,12 @@ def row_sums(x_ptr: Any, out_ptr: Any, BM: int, BN: int, pid: int) -> None:
     out_ptr[rows] = x.sum(1)
 
 
+def row_sums_any(x_ptr: Any, out_ptr: Any, stride: int, BM: int, BN: int, pid: int) -> None:
+    rows, columns = np.arange(BM), np.arange(BN)
+    x = x_ptr[rows[:, None] * stride + columns]
+    out_ptr[rows] = x.sum(1)
+
+
 def scan(x_ptr: Any, out_ptr: Any, BLOCK: int, pid: int) -> None:
     offsets = pid * BLOCK + np.arange(BLOCK)
     out_ptr[offsets] = np.cumsum(x_ptr[offsets])
@@ -130,6 +136,24 @@ def gather(table_ptr: Any, index_ptr: Any, out_ptr: Any, BLOCK: int, pid: int) -
 def atomics(x_ptr: Any, counts_ptr: Any, BLOCK: int, BINS: int, pid: int) -> None:
     offsets = pid * BLOCK + np.arange(BLOCK)
     np.add.at(counts_ptr, offsets % BINS, x_ptr[offsets])
+
+
+def row_weights(x: Any) -> Any:
+    m = x.max()
+    p = np.exp(x - m)
+    total = p.sum()
+    return p / total
+
+
+def tuned_softmax(x_ptr: Any, out_ptr: Any, stride: int, n: int, BLOCK: int, EVEN: bool, pid: int) -> None:
+    columns = np.arange(BLOCK)
+    assert EVEN == (n == BLOCK)
+    for step in range(2):
+        where = (2 * pid + step) * stride + columns
+        x = np.full(BLOCK, -np.inf, F32)
+        x[:n] = x_ptr.reshape(-1)[where[:n]]
+        weights = row_weights(x)
+        out_ptr.reshape(-1)[where[:n]] = weights[:n]
 
 
 def late_tile(a_ptr: Any, b_ptr: Any, c_ptr: Any, K: int, BM: int, BN: int, BK: int, pid: tuple[int, int]) -> None:

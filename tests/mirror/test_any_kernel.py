@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import time
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from tutorial_calls import BF16, CALLS, X, normal
 
 from kvlab.mirror.patterns import pattern_of
 from kvlab.mirror.proposed import propose
 
-R = np.random.default_rng(18)
-
-
-def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return R.standard_normal(shape).astype(dtype)
-
-
+R = np.random.default_rng(19)
 TILE = normal(16, 16)
 ROWS, COLUMNS = np.arange(16)[:, None], np.arange(16)
 FAULTS: dict[str, tuple[np.ndarray, np.ndarray, str, str]] = {
@@ -83,38 +80,6 @@ def test_a_loop_corresponds_to_one_loop(tmp_path: Path) -> None:
     assert (found.matched, found.alone) == (("a",), ("b",))
 
 
-BF16 = ml_dtypes.bfloat16
-X, A, B = normal(3, 64), normal(32, 64, dtype=np.float16), normal(64, 32, dtype=np.float16)
-Q, K, V = (normal(n, 16, dtype=BF16) for n in (32, 64, 64))
-MATMUL: dict[str, Any] = {"a_ptr": A, "b_ptr": B, "c_ptr": np.zeros((32, 32), np.float16), "K": 64, "BM": 16, "BN": 16,
-                          "BK": 16}
-STRIDES = {"stride_a": 64, "stride_b": 32, "stride_c": 32}
-SOFTMAX = {"x_ptr": X, "out_ptr": np.zeros_like(X), "stride": 64, "n": 50, "BLOCK": 64}
-ATTENTION = {"q_ptr": Q, "k_ptr": K, "v_ptr": V, "out_ptr": np.zeros((32, 16), BF16), "stride": 16, "keys": 64,
-             "scale": 0.25, "BM": 16, "BN": 32, "D": 16}
-CALLS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "vector_add": ({"x_ptr": X[0], "y_ptr": X[1], "out_ptr": np.zeros(64, np.float32), "n": 50, "BLOCK": 32}, (2,)),
-    "softmax": (SOFTMAX, (3,)),
-    "matmul": ({**MATMUL, **STRIDES}, (2, 2)),
-    "matmul_descriptors": ({**MATMUL, "M": 32, "N": 32}, (2, 2)),
-    "layer_norm": ({"x_ptr": X.astype(np.float16), "out_ptr": np.zeros((3, 64), np.float16), "w_ptr": X[0],
-                    "b_ptr": X[1], "stride": 64, "N": 64, "eps": 1e-5, "BLOCK": 32}, (3,)),
-    "flash_attention": (ATTENTION, (2,)),
-    "paged_decode": ({"q_ptr": Q[:16], "cache_ptr": normal(5, 16, 16, dtype=BF16),
-                      "table_ptr": np.array([3, 1, 4], np.int32), "out_ptr": np.zeros((16, 16), np.float32), "keys": 48,
-                      "scale": 0.25, "PAGE": 16, "HEADS": 16, "D": 16}, (1,)),
-    "transpose": ({"x_ptr": normal(32, 16), "out_ptr": np.zeros((16, 32), np.float32), "M": 32, "N": 16, "BM": 16,
-                   "BN": 16}, (2, 1)),
-    "row_sums": ({"x_ptr": normal(16, 32), "out_ptr": np.zeros(16, np.float32), "stride": 32, "BM": 16, "BN": 32},
-                 (1,)),
-    "scan": ({"x_ptr": X[0], "out_ptr": np.zeros(64, np.float32), "BLOCK": 32}, (2,)),
-    "gather": ({"table_ptr": X[2], "index_ptr": R.permutation(64).astype(np.int32), "out_ptr": np.zeros(64, np.float32),
-                "BLOCK": 32}, (2,)),
-    "atomics": ({"x_ptr": np.arange(64, dtype=np.int32), "counts_ptr": np.zeros(8, np.int32), "BLOCK": 32, "BINS": 8},
-                (2,)),
-}
-
-
 @pytest.mark.interpreter
 @pytest.mark.parametrize("name", CALLS)
 def test_a_tutorials_kernel_agrees_with_its_twin(name: str) -> None:
@@ -125,8 +90,10 @@ def test_a_tutorials_kernel_agrees_with_its_twin(name: str) -> None:
 
     arguments, grid = CALLS[name]
     before = {key: value.copy() for key, value in arguments.items() if isinstance(value, np.ndarray)}
-    found = assert_lockstep(getattr(tutorial_kernels, name), getattr(tutorial_twins, name), arguments, grid)
+    plain = name.removesuffix("_fp8")
+    found = assert_lockstep(getattr(tutorial_kernels, plain), getattr(tutorial_twins, plain), arguments, grid)
     assert found.rows
+    assert found.memory.lines
     assert all(np.array_equal(before[key], arguments[key]) for key in before)
 
 
@@ -155,6 +122,106 @@ def test_a_wrong_twin_is_explained(kernel: str, twin: str, output: str, pattern:
     assert pattern is None or (found.explanation is not None and found.explanation.name == pattern)
     with pytest.raises(AssertionError, match=f"first difference: {kernel}"):
         assert_lockstep(*pair, arguments, grid)
+
+
+@pytest.mark.interpreter
+def test_a_helper_is_followed_through_autotuning_and_heuristics(tmp_path: Path) -> None:
+    """The helper's own names are compared, call by call; an error in it is told as the second call's, before those of
+    the caller that follow from it. The first configuration and the heuristic's value reach the twin."""
+    import tutorial_kernels
+    import tutorial_twins
+
+    from kvlab.mirror import assert_lockstep, lockstep_kernel
+
+    x = normal(4, 64)
+    arguments = {"x_ptr": x, "out_ptr": np.zeros_like(x), "stride": 64, "n": 50}
+    found = assert_lockstep(tutorial_kernels.tuned_softmax, tutorial_twins.tuned_softmax, arguments, (2,))
+    assert {row.twin for row in found.rows} == {"tuned_softmax", "row_weights", "launch"}
+    assert found.helpers["row_weights"].matched == ("m", "p", "total")
+    compared = [(row.twin, row.output, row.launch) for row in found.rows[:12]]
+    assert compared.index(("row_weights", "total", 0)) < compared.index(("tuned_softmax", "weights", 0))
+    text = Path(tutorial_twins.__file__).read_text()
+    wrong = tmp_path / "wrong_twins.py"
+    wrong.write_text(text.replace("    m = x.max()\n", "    m = x.max() if x[0] > -9 else x[1]\n", 1))
+    x[3, 0] = -10
+    first = lockstep_kernel(tutorial_kernels.tuned_softmax, loaded(wrong).tuned_softmax, arguments, (2,)).finding
+    assert first.startswith("first difference: row_weights.m, call 1, program 1")
+    alone = tmp_path / "inlined_twins.py"
+    inlined = "weights = np.exp(x - x.max()) / np.exp(x - x.max()).sum()"
+    alone.write_text(text.replace("weights = row_weights(x)", inlined))
+    found = assert_lockstep(tutorial_kernels.tuned_softmax, loaded(alone).tuned_softmax, arguments, (2,))
+    assert found.skipped["row_weights"] == "a helper of the kernel; the twin calls no function of this name"
+
+
+def loaded(path: Path) -> Any:
+    """The module of a file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.interpreter
+def test_memory_is_told_line_by_line() -> None:
+    """Sectors and bounds of a column-wise read, from its strides: 16 columns of 32 floats in rows of 128 B."""
+    import tutorial_kernels
+    import tutorial_twins
+
+    from kvlab.mirror import lockstep_kernel
+
+    arguments, grid = CALLS["transpose"]
+    found = lockstep_kernel(tutorial_kernels.transpose, tutorial_twins.transpose, arguments, grid)
+    read, write = found.memory.lines
+    assert (read.operation, read.argument, read.times, read.elements) == ("load", "x_ptr", 2, 512)
+    assert (read.low, read.high, read.sectors, read.ideal) == (0, 32 * 16 * 4, 64, 64)
+    assert (write.operation, write.sectors, write.ideal, write.part) == ("store", 64, 64, 1.0)
+    assert read.code.startswith("x = tl.load(x_ptr + rows[:, None]")
+    assert "x_ptr     2      512" in found.memory.table()
+    narrow = {**arguments, "M": 64, "out_ptr": np.zeros((16, 64), np.float32)}
+    assert lockstep_kernel(tutorial_kernels.transpose, tutorial_twins.transpose, narrow, grid).memory.faults == []
+    odd = {**CALLS["row_sums"][0], "stride": 33, "x_ptr": np.zeros(33 * 16, np.float32)}
+    (line, _) = lockstep_kernel(tutorial_kernels.row_sums, tutorial_twins.row_sums_any, odd, (1,)).memory.lines
+    assert (line.elements, line.sectors, line.ideal) == (512, 66, 64)  # 15 rows of 132 B and one of 128
+    with pytest.raises(ValueError, match=r"unwritten is \['n'\]: must be names of arrays among"):
+        lockstep_kernel(tutorial_kernels.transpose, tutorial_twins.transpose, arguments, grid, unwritten=["n"])
+
+
+@pytest.mark.interpreter
+@pytest.mark.compile
+def test_the_threads_of_a_difference_are_named() -> None:
+    """By the compiler's layout: element i of 64 is in lane i % 32 of warps i // 32 and i // 32 + 2."""
+    import tutorial_kernels
+    import tutorial_twins
+
+    from kvlab.mirror import lockstep_kernel
+
+    pair = tutorial_kernels.softmax, tutorial_twins.no_mask
+    found = lockstep_kernel(*pair, *CALLS["softmax"], target="sm_90")
+    assert found.finding.endswith("elements 50-63; on sm_90 in 28 lanes of 128: warps 1, 3, lanes 18-31, registers 0")
+
+
+@pytest.mark.timing
+@pytest.mark.interpreter
+def test_lockstep_takes_at_most_twice_the_interpreter() -> None:
+    """Eight programs of 64 trips, each of their names compared; the interpreter alone runs in the same process."""
+    import tutorial_kernels
+    import tutorial_twins
+
+    from kvlab.mirror import lockstep_kernel
+    from kvlab.triton_support import child
+
+    q, k, v = (normal(n, 32, dtype=BF16) for n in (128, 1024, 1024))
+    out = np.zeros((128, 32), BF16)
+    sizes = {"stride": 32, "keys": 1024, "scale": 0.25, "BM": 16, "BN": 16, "D": 32}
+    case: dict[str, Any] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "out_ptr": out, **sizes}
+    alone = child.run("tutorial_launch:interpreted", "flash_attention", case, (8,))
+    start = time.perf_counter()
+    found = lockstep_kernel(tutorial_kernels.flash_attention, tutorial_twins.flash_attention, case, (8,))
+    seconds = time.perf_counter() - start
+    assert found.ok
+    assert seconds <= 2 * alone, f"{seconds:.2f} s in lockstep, {alone:.2f} s in the interpreter alone"
 
 
 def test_errors_name_the_argument() -> None:

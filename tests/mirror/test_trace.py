@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvlab.mirror.source import read_side
-from kvlab.mirror.trace import StaleSource, TracePlan, check_fresh, tracing
+from kvlab.mirror.trace import StaleSource, TracePlan, Walk, check_fresh, put_probes, tracing
 
 TEXT = """
 def walk(log, rows):
@@ -76,6 +77,30 @@ def test_steps_and_iterations(tmp_path: Path, rows: int) -> None:
     assert sys.gettrace() is before
     assert seen == expected
     assert len(seen) >= 3
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 6])
+def test_probes_tell_what_the_tracer_tells(tmp_path: Path, rows: int) -> None:
+    """The law is the same: calls before the statements, as a kernel has them, see the steps that the function counts,
+    with its values, and the lines of its statements."""
+    path = tmp_path / "walk.py"
+    path.write_text(TEXT)
+    plan = TracePlan.of("walk", read_side(TEXT, "walk", str(path)))
+    tree = ast.parse(TEXT)
+    assert isinstance(tree.body[0], ast.FunctionDef)
+    put_probes(tree.body[0], "begin")
+    seen, expected, ran = [], [], set[int]()
+
+    def record(step: int, iteration: tuple[int, ...], variables: dict[str, Any]) -> None:
+        seen.append((plan.steps[step][0], iteration, *(variables[name] for name in plan.outputs[step])))
+
+    space: dict[str, Any] = {"begin": lambda: Walk(plan, record, ran).at}
+    exec(compile(tree, str(path), "exec", dont_inherit=True), space)
+    result = space["walk"](expected, rows)
+    assert [one[:2] for one in seen] == expected
+    assert seen[-1] == ("store", (), result)
+    lines = {node.lineno for node in ast.walk(ast.parse(TEXT)) if isinstance(node, ast.Assign | ast.AugAssign)}
+    assert (lines - ran == set()) == (rows > 3)
 
 
 def test_stale_source(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from kvlab.hardware import get_arch
 
 from .pen.axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
-from .pen.fragment import Fragment, draw_fragment
+from .pen.fragment import Fragment, draw_fragment, row_height
 from .pen.palette import INK
 from .pen.picture import Picture
 from .pen.svg import Canvas
@@ -51,12 +51,17 @@ def draw_atom(
     a, b, c = (_of(atom, name, extent, lane) for name, extent in (("a", (m, k)), ("b", (k, n)), ("c", (m, n))))
 
     wide_k, wide_n = _widths(a, k, n)
-    height = 26.0 if min(wide_k, wide_n) >= 26 else 18.0
+    of_b = row_height(b, wide_n, 9.0 if k <= 40 else 14.0) if b.registers else 8.0
+    of_c = max(row_height(part, wide) for part, wide in ((a, wide_k), (c, wide_n)) if part.registers)
+    if min(wide_k, wide_n) < 26:  # too narrow for a name of two lines
+        of_b, of_c = min(of_b, 18.0), min(of_c, 18.0)
+    if m > 16 and of_c == 18:
+        of_c = 15.0
     depth = axis(k, wide_k, GUTTER, limit=40, head=32, tail=8)
     right = axis(n, wide_n, depth.end + APART + GUTTER, limit=32, head=24, tail=8)
-    top = axis(k, height, HEADER, limit=40, head=32, tail=8)
+    top = axis(k, of_b, HEADER, limit=40, head=32, tail=8)
     rows_shown = np.arange(m) if m <= 32 else np.unique(np.r_[:16, np.nonzero(c.lane == lane)[0], m - 8 : m])
-    below = axis_of(rows_shown, height, top.end + APART + HEADER - 10)
+    below = axis_of(rows_shown, of_c, top.end + APART + HEADER - 10)
     canvas = Canvas()
     for operand, columns, rows in ((b, right, top), (a, depth, below), (c, right, below)):
         left, y = float(columns.edge[0]), float(rows.edge[0])

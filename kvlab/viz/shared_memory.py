@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GUTTER = 52.0
 HEADER = 44.0
-ROW = 22.0
+ROW, LOW = 22.0, 17.0  # a tall image has lower rows, so that it stays within a screen
 CARD, CARD_APART, CARD_GUTTER, CARD_ROW, CARD_TOP = 376.0, 452.0, 34.0, 16.0, 24.0
 """Two cards beside each other: the width of one, from one to the next, left of its rows, a row, above the first."""
 COMPARED = 1 << 18
@@ -172,8 +172,8 @@ def _draw(
     }[colour]()
     index = np.where(row < 0, row, index)
     index = np.where(row <= OUTSIDE, -2, index)
-    canvas.cells(columns.edge, rows.edge, columns.cell, ROW, index, BANKS)
-    canvas.cells(columns.edge, rows.edge, columns.cell, ROW, np.where(row == ZEROS, 0, -2), [INK], opacity=0.07)
+    canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, index, BANKS)
+    canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, np.where(row == ZEROS, 0, -2), [INK], opacity=0.07)
     _rules(canvas, columns, rows, rules, image)
     taken = lanes.draw(canvas, columns, rows, image, index)
     _contents(canvas, columns, rows, row, vector, index, taken, slot_bytes)
@@ -181,7 +181,7 @@ def _draw(
         f"byte {a}, bank {a // 4 % banks}\n{_what(r, v, slot_bytes)}{lanes.at(a, slot_bytes)}"
         for a, r, v in zip(*(field.ravel().tolist() for field in (address, row, vector)), strict=True)
     ]
-    canvas.hover(columns.edge, rows.edge, columns.cell, ROW, "%s", np.array(words, object).reshape(row.shape))
+    canvas.hover(columns.edge, rows.edge, columns.cell, rows.cell, "%s", np.array(words, object).reshape(row.shape))
     mark_gaps(canvas, columns, rows)
     entries = lanes.keys() + ([(HATCH, "", "nobody wrote here")] if (row == -1).any() else [])
     entries += [("none", "", "0: zeros, the source lies outside the tensor")] if (row == ZEROS).any() else []
@@ -206,7 +206,7 @@ def _rows(image: Image, lanes: Lanes, rules: Mapping[int, str], fold: bool) -> A
         index = np.union1d(index, [row for at in gaps for row in range(index[at], index[at + 1])]).astype(np.int64)
     else:
         index = np.arange(count)
-    return axis_of(index, ROW, HEADER, before=np.array([r in starts for r in index.tolist()]))
+    return axis_of(index, ROW if len(index) <= 24 else LOW, HEADER, before=np.array([r in starts for r in index.tolist()]))
 
 
 def _header(canvas: Canvas, columns: Axis, image: Image) -> None:
@@ -243,7 +243,7 @@ def _contents(
             continue
         texts.append(text)
         xs.append(float(columns.edge[c]) + (8 if roomy else columns.cell / 2))
-        ys.append(float(rows.edge[k]) + 14.5)
+        ys.append(float(rows.edge[k]) + rows.cell / 2 + 3.5)
         behind.append(BANKS[index[k, c]] if r >= 0 else None)
     canvas.labels(xs, ys, texts, behind, anchor="start" if roomy else "middle")
 

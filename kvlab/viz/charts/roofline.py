@@ -15,7 +15,7 @@ from kvlab.viz.pen.svg import Canvas
 from kvlab.viz.pen.text import text_width
 
 LEFT, TOP, HEIGHT = 54.0, 24.0, 330.0
-ROW = 17.0
+ROW, LOW = 17.0, 14.0
 Place = Callable[[float], float]  # of a value, in px
 FAMILIES = tuple(BANKS[4 * group] for group in (0, 6, 4, 2, 7, 1, 5, 3))
 
@@ -132,7 +132,7 @@ def draw_roofline(
         canvas.text(LEFT + 30, y, str(number), size=11, anchor="end", weight=600)
         canvas.text(LEFT + 40, y, point.name, size=11)
         canvas.text(LEFT + widest, y, _figures(point, bandwidth, compute), size=11, opacity=QUIET)
-        y += ROW
+        y += ROW if len(ordered) <= 20 else LOW
     canvas.extend(WIDTH, y)
     best = max(points, key=lambda p: _share(p, p.rate, bandwidth, compute))
     rings = " A ring is a peer at the same task." if any(p.peers for p in points) else ""

@@ -72,12 +72,8 @@ def fragment_axes(
     sample     some of it: how long the boxes are, and which way they go
     subject    the rows and the columns that the picture is about
     head       rows from the first one on that a folded picture shows"""
-    along, down = _joined(sample)
-    flat = along.sum() >= down.sum()
-    size = sample.lane.size
-    run = max(1, round(size / max(1, size - int((along if flat else down).sum()))))
+    flat, run = _runs(sample)
     who = text_width(f"T{sample.lane.max()}", 9.5, mono=True)
-    most = text_width(f"T{sample.lane.max()} {sample.name}–{2 * (sample.registers - 1)}", 9.5, mono=True) + 6
     least = max(4.0, (who + 3.5) / run) if flat else who + 3
     room = WIDTH - gutter
     about = (None, None) if subject is None else subject
@@ -87,11 +83,16 @@ def fragment_axes(
     gaps = int(np.count_nonzero(np.diff(wide, prepend=-1) > 1))
     cell = min(46.0, np.floor(4 * (room - GAP * gaps) / len(wide)) / 4)
     tall = some(shape[0], 32, head, 1, subject=about[0], most=head)
-    if flat:
-        height = 18.0 if cell * run >= most else 26.0
-    else:
-        height = max(14.0, 26.0 if run == 1 else 36.0 / run)
-    return axis_of(wide, cell, gutter), axis_of(tall, height, header)
+    return axis_of(wide, cell, gutter), axis_of(tall, row_height(sample, cell), header)
+
+
+def row_height(part: Fragment, cell: float, least: float = 14.0) -> float:
+    """Height of a row of ``part``, at ``least`` so much, so that the names of its boxes, of columns ``cell`` wide, have
+    room."""
+    flat, run = _runs(part)
+    if not flat:
+        return max(least, 26.0 if run == 1 else 36.0 / run)
+    return 18.0 if cell * run >= _name_width(part) else 26.0
 
 
 def _names(
@@ -129,6 +130,19 @@ def _joined(part: Fragment) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_
     lane, register = part.lane, part.register
     along = (lane[:, 1:] == lane[:, :-1]) & (register[:, 1:] == register[:, :-1] + 1)
     return along, (lane[1:] == lane[:-1]) & (register[1:] == register[:-1] + 1)
+
+
+def _runs(part: Fragment) -> tuple[bool, int]:
+    """Tells whether the boxes lie along the rows, and how many elements one has."""
+    along, down = _joined(part)
+    flat = bool(along.sum() >= down.sum())
+    size = part.lane.size
+    return flat, max(1, round(size / max(1, size - int((along if flat else down).sum()))))
+
+
+def _name_width(part: Fragment) -> float:
+    """Width of the longest name of a box, with air."""
+    return text_width(f"T{part.lane.max()} {part.name}–{2 * (part.registers - 1)}", 9.5, mono=True) + 6
 
 
 def _boxes(part: Fragment, rows: Axis, columns: Axis) -> npt.NDArray[np.int64]:

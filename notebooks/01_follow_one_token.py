@@ -24,7 +24,7 @@
 # The model has 9 query heads and 3 KV heads: heads 0 to 2 share the keys and values of KV head 0, and so on (*grouped-query
 # attention*). A head's key has 64 numbers.
 #
-# Three questions stop you on the way. Write your answer into the cell; `ask` tells whether it is right, `hint` helps if you call
+# Four questions stop you on the way. Write your answer into the cell; `ask` tells whether it is right, `hint` helps if you call
 # it. Before some pictures you are asked for a guess: make it, it is kept until the picture has been seen.
 #
 # *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; nothing else is needed.*
@@ -205,6 +205,31 @@ ask("01.lanes", lanes)
 
 # %%
 draw_path_of_a_byte(byte_path(capture, pool, plan.config, LAYER, HEAD, TOKEN, element=37))
+
+# %% [markdown]
+# ## Debug: the wrong keys
+#
+# Somebody wrote the address of a key into a kernel of his own. It finds some keys; an `x` marks those that it does not.
+
+# %%
+def byte_of(page, slot, head, number):
+    return 2 * (page * 18432 + slot * 64 + head * 64 + number)
+
+
+slots, heads = np.arange(16), np.arange(3)[:, None]
+right = keys.block_paged_ptr(0, slots, heads).byte_address
+found = byte_of(int(pool.lookup_table[0, 0]), slots, heads, 0)
+for head in range(3):
+    print(f"head {head}, slots 0 to 15:", "".join(np.where(found[head] == right[head], ".", "x")))
+
+# %% [markdown]
+# **Question 4.** Mend it: write the function as it should be. It is tried on every slot and head of three pages.
+
+# %% tags=["question"]
+mended = None  # your answer: def mended(page, slot, head, number): return ...
+
+# %%
+ask("01.mended", mended)
 
 # %% [markdown]
 # ## Does it come out right?

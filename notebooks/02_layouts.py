@@ -109,6 +109,24 @@ numbers = None  # your answer, a number
 ask("02.numbers", numbers)
 
 # %% [markdown]
+# ## Debug: a tile that overwrites itself
+#
+# A kernel keeps 32 rows of 33 numbers in shared memory. Its author gave them this layout, and reads other numbers than he wrote:
+
+# %%
+crowded = Layout("(32,33):(32,1)")
+print(crowded.size, "entries have", len(np.unique(crowded.offsets())), "places")
+
+# %% [markdown]
+# **Question 3.** Write the layout that has a place for each entry, row after row, and no more places than it needs.
+
+# %% tags=["question"]
+mended = None  # your answer: a Layout, or its text
+
+# %%
+ask("02.mended", mended)
+
+# %% [markdown]
 # ## Views: tile, vectorize, distribute
 #
 # A `TileTensor` is a memory seen through a layout. Three steps take a kernel from the whole tensor to what one thread
@@ -138,7 +156,7 @@ shares
 print("thread 5 loads", shares.load()[5].reshape(-1))
 
 # %% [markdown]
-# **Question 3.** Deal the same vectors out to sixteen threads that stand as `(8,2)` row-major. Which two columns of the
+# **Question 4.** Deal the same vectors out to sixteen threads that stand as `(8,2)` row-major. Which two columns of the
 # tensor do the vectors of thread 3 start at?
 
 # %% tags=["question"]
@@ -199,7 +217,7 @@ draw_layout(tiles, tiles=True)
 blocked_product(Layout.row_major(2, 4), Layout.row_major(2, 3))
 
 # %% [markdown]
-# **Question 4.** In the product above, at which offset does the block in the lower right corner start?
+# **Question 5.** In the product above, at which offset does the block in the lower right corner start?
 
 # %% tags=["question"]
 start = None  # your answer, a number
@@ -231,7 +249,7 @@ draw_thread_values(accumulator, (16, 8), thread=5)
 # A tile of 8 rows and 32 columns is stored row by row, each row padded to 40 numbers. Write the layout of its *transpose* over the
 # same memory: it takes (column, row). All 256 entries are tried.
 #
-# **Question 5.**
+# **Question 6.**
 
 # %% tags=["question"]
 transposed = None  # your answer: a Layout, or its text, as "(2,3):(3,1)"

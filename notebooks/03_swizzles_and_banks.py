@@ -28,7 +28,7 @@ import numpy as np
 from kvlab.exercises import ask, hint, predict
 from kvlab.hardware import SubTileLoaderLDS, best_swizzle, coalescing, wavefronts
 from kvlab.layout import ComposedLayout, Layout, Swizzle
-from kvlab.viz import CopyPlan, draw_copy_plan, draw_cure, draw_layout, draw_punch_card, draw_shared_memory
+from kvlab.viz import CopyPlan, draw_copy_plan, draw_cure, draw_layout, draw_punch_card, explore
 
 # %% [markdown]
 # ## Banks
@@ -131,21 +131,22 @@ address = np.arange(4096)
 print(np.array_equal(swizzle(swizzle(address)), address))
 
 # %% [markdown]
-# With it, the same `ldmatrix` needs its four ideal passes. The lanes of the first phase are outlined.
+# With it, the same `ldmatrix` needs its four ideal passes. The conflict and its cure, card by card and tile by tile; the lanes of
+# the first phase are outlined.
 
 # %%
 swizzled = wavefronts("ldmatrix.x4", swizzle(row * row_bytes + vector * 16))
-print(swizzled)
 r, v = np.divmod(np.arange(tile_rows * 8), 8)
 slots = np.empty((tile_rows * 8, 2), int)
 slots[swizzle(r * row_bytes + v * 16) // 16] = np.stack([r, v], axis=1)
-draw_shared_memory(slots, access=swizzled)
+draw_cure(plain, swizzled, tiles=(np.stack([r, v], axis=1), slots), names=("not swizzled", "swizzled"))
 
 # %% [markdown]
-# The conflict and its cure, card by card and tile by tile:
+# Now with knobs: fewer bits, another row, another instruction, and the passes one by one. (Without the package `anywidget` the picture
+# stands still.) Set `bits` to 2: how many passes does each matrix take, and why?
 
 # %%
-draw_cure(plain, swizzled, tiles=(np.stack([r, v], axis=1), slots), names=("not swizzled", "swizzled"))
+explore(swizzle)
 
 # %% [markdown]
 # ## Bringing the tile in
@@ -243,13 +244,35 @@ print(transpose)
 draw_layout(ComposedLayout(Layout.row_major(32, 32), transpose.swizzle), element_bytes=4)
 
 # %% [markdown]
+# ## Debug: the wrong numbers
+#
+# A kernel keeps 16 rows of 64 floats, 256 bytes a row, and reads 16-byte vectors of them by `ldmatrix`. Its author had seen
+# `Sw<3,4,3>` in a paper, about bytes and rows of 128 of them, and counts float32:
+
+# %%
+taken_over = Swizzle(3, 4, 3, "fp32")
+floats = row * 64 + vector * 4
+column = wavefronts("ldmatrix.x4", 4 * taken_over(floats))
+print(column)
+draw_punch_card(column)
+
+# %% [markdown]
+# **Question 4.** Which `Swizzle(bits, base, shift, "fp32")` takes four passes, whichever vectors are read?
+
+# %% tags=["question"]
+mended = None  # your answer: Swizzle(..., "fp32")
+
+# %%
+ask("03.mended", mended)
+
+# %% [markdown]
 # ## Build one
 #
 # A tile of 16 rows of 64 bytes: a row has four vectors of 16 bytes, two rows fill one row of the banks. Write the function that
 # says at which place of its row, 0 to 3, a vector is stored, so that `ldmatrix.x4` takes four passes. `row` and `vector` are
 # arrays. All 64 vectors are tried.
 #
-# **Question 4.**
+# **Question 5.**
 
 # %% tags=["question"]
 place = None  # your answer: def place(row, vector): return ...

@@ -38,7 +38,7 @@ from kvlab.hardware import (
 from kvlab.layout import LinearLayout
 from kvlab.layout.encodings import NVMMADistributedLayout
 from kvlab.memory import Memory, bfloat16, float8_e4m3fn
-from kvlab.viz import draw_atom, draw_descriptor, draw_linear_layout
+from kvlab.viz import draw_atom, draw_descriptor, draw_linear_layout, explore
 
 rng = np.random.default_rng(4)
 
@@ -137,6 +137,39 @@ left, right = mma.fragment_c(P[:, :8]), mma.fragment_c(P[:, 8:])
 np.array_equal(np.concatenate([left, right], axis=1), mma.fragment_a(P))
 
 # %% [markdown]
+# See it move: `slide C onto A` lays C over A, lane upon lane. Rest the pointer on a number: all that its lane holds lights up.
+
+# %%
+explore(mma)
+
+# %% [markdown]
+# ## Debug: a result in the wrong places
+#
+# A kernel writes the four numbers of C that each lane holds to a row-major `[16, 8]` in memory, each at the offset that this
+# function says. Below is what lands there, beside what should:
+
+# %%
+def offset_of(lane, register):
+    return lane // 4 * 8 + lane % 4 * 2 + register
+
+
+numbered = np.arange(128.0).reshape(16, 8)
+held, landed = mma.fragment_c(numbered), np.full(128, np.nan)
+landed[offset_of(np.arange(32)[:, None], np.arange(4))] = held
+print("row 0:", landed[:8], "should be", numbered[0])
+print("row 1:", landed[8:16], "should be", numbered[1])
+print("never written:", int(np.isnan(landed).sum()), "places of 128")
+
+# %% [markdown]
+# **Question 3.** Write the function as it should be.
+
+# %% tags=["question"]
+mended = None  # your answer: def mended(lane, register): return ...
+
+# %%
+ask("04.mended", mended)
+
+# %% [markdown]
 # ## Bits: the same map as a LinearLayout
 #
 # All extents are powers of two, so the map is *linear over the bits* of register, lane and warp: it is enough to know where
@@ -148,7 +181,7 @@ accumulators = LinearLayout.from_atom(mma, "c", warps=(2, 2))
 accumulators
 
 # %% [markdown]
-# **Question 3.** Use the table of basis vectors: which element (row, column) does register 2 of lane 6 of warp 1 hold?
+# **Question 4.** Use the table of basis vectors: which element (row, column) does register 2 of lane 6 of warp 1 hold?
 
 # %% tags=["question"]
 element = None  # your answer, e.g. (0, 0)
@@ -204,7 +237,7 @@ at_zero = tile_to_descriptor(canonical, "bf16", "128B").addresses(64, 16, "bf16"
 np.array_equal(moved.addresses(64, 16, "bf16"), at_zero + 4480)
 
 # %% [markdown]
-# **Question 4.** What is the base offset of such a tile that starts at byte 8832?
+# **Question 5.** What is the base offset of such a tile that starts at byte 8832?
 
 # %% tags=["question"]
 base_offset = None  # your answer, a number
@@ -254,7 +287,7 @@ mfma = get_atom("mfma.16x16x32.bf16")
 draw_atom(mfma, lane=21)
 
 # %% [markdown]
-# **Question 5.** Which lane holds C[5, 3] here?
+# **Question 6.** Which lane holds C[5, 3] here?
 
 # %% tags=["question"]
 amd_holder = None  # your answer, a number

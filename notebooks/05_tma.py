@@ -37,7 +37,7 @@ from kvlab.hardware import (
     tma,
     wavefronts,
 )
-from kvlab.memory import Memory, bfloat16
+from kvlab.memory import Memory, UnwrittenRead, bfloat16
 from kvlab.viz import draw_tma_box
 
 # %% [markdown]
@@ -125,23 +125,51 @@ draw_tma_box(TmaDescriptor.of(tensor, (8, 64), "128B"), address=1024 + 128)
 # A box narrower than its swizzle is legal, and a trap: its rows still lie a swizzle width apart, with gaps that nobody writes.
 
 # %%
-draw_tma_box(TmaDescriptor.of(tensor, (8, 16), "128B"))
+narrow = TmaDescriptor.of(tensor, (8, 16), "128B")
+draw_tma_box(narrow)
+
+# %% [markdown]
+# ## Debug: bytes that nobody wrote
+#
+# A kernel reads that box as if its rows of 32 bytes lay one after another: vector `vector`, 0 or 1, of row `row` of the box.
+
+# %%
+def byte_of(row, vector):
+    return row * 32 + vector * 16
+
+
+smem = Memory(narrow.image_bytes, name="shared memory")
+tma.load(narrow, (0, 0), smem, 0)
+r, v = np.indices((8, 2))
+try:
+    smem.load(byte_of(r, v), np.float16, 8)
+except UnwrittenRead as error:
+    print(error)
+
+# %% [markdown]
+# **Question 3.** Write the function as it should be. The box starts at byte 0.
+
+# %% tags=["question"]
+mended = None  # your answer: def mended(row, vector): return ...
+
+# %%
+ask("05.mended", mended)
 
 # %% [markdown]
 # ## Tiles of a KV cache
 #
-# Keys are a tensor `[tokens, heads, depth]`. A tile of one head is a box `[BN, 1, BK]`: 16 tokens, one head, 128 columns. In
+# Keys are a tensor `[tokens, heads, depth]`. A tile of one head is a box `[BN, 1, BK]`: 8 tokens, one head, 128 columns. In
 # bfloat16 a row of it is 256 bytes, twice the swizzle, so two boxes fill the tile, one after another in shared memory. At
 # the end of the cache the tokens that do not exist arrive as zeros.
 
 # %%
-keys = np.random.default_rng(5).normal(size=(40, 2, 128)).astype(bfloat16)
-kv = create_kv_tile(keys, BN=16, BK=128)
+keys = np.random.default_rng(5).normal(size=(36, 2, 128)).astype(bfloat16)
+kv = create_kv_tile(keys, BN=8, BK=128)
 print("boxes start at elements", kv.offsets, "of the tile; bytes for the barrier:", kv.transaction_bytes)
 draw_tma_box(kv, (32, 1, 0))
 
 # %% [markdown]
-# **Question 3.** At which byte of the tile's shared memory does vector 9 (columns 72 to 79) of token 1 of the tile start? Read
+# **Question 4.** At which byte of the tile's shared memory does vector 9 (columns 72 to 79) of token 1 of the tile start? Read
 # it off the picture, or calculate: which box, which row, which place.
 
 # %% tags=["question"]
@@ -155,10 +183,10 @@ ask("05.byte", byte)
 # addresses that `wgmma` reads are those that the TMA wrote.
 
 # %%
-layout = tile_layout_k_major(bfloat16, 16, 64, "128B")
+layout = tile_layout_k_major(bfloat16, 8, 64, "128B")
 operand = tile_to_descriptor(layout, bfloat16, "128B")
 written = kv.descriptor.image(0)[:, 0, :16]
-print("the same bytes:", np.array_equal(operand.addresses(16, 16, bfloat16), written))
+print("the same bytes:", np.array_equal(operand.addresses(8, 16, bfloat16), written))
 operand
 
 # %% [markdown]
@@ -202,7 +230,7 @@ gather = create_tma_tile_gather4(tensor, 64, "128B", tile_height=8)
 draw_tma_box(gather, rows=[3, 1, 40, 1, 5, 9, 2, 6])
 
 # %% [markdown]
-# **Question 4.** How many bytes does a barrier have to expect for a gather of 16 such rows?
+# **Question 5.** How many bytes does a barrier have to expect for a gather of 16 such rows?
 
 # %% tags=["question"]
 expected = None  # your answer, a number

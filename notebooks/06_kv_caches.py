@@ -28,7 +28,7 @@ import numpy as np
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection, PagePool, from_dense
 from kvlab.exercises import ask, hint, predict
 from kvlab.memory import Memory, as_dtype
-from kvlab.viz import draw_gather4, draw_page_table, draw_quantised_page
+from kvlab.viz import draw_gather4, draw_page_table, draw_quantised_page, explore
 
 # %% [markdown]
 # ## A page table
@@ -101,6 +101,12 @@ pointer = keys.block_paged_ptr(sequence, token, head, dim)
 print("page, slot, head, dim:", place)
 print(f"byte {by_hand} of the view; the pointer says {int(pointer.byte_address)}")
 print("the number there:", pointer.load(1).item(), " in k:", k[1, sequence, token, head, dim])
+
+# %% [markdown]
+# Choose another token, head or number, and watch the sum:
+
+# %%
+explore(pool, layer=1)
 
 # %% [markdown]
 # All indices may be arrays. One call finds every number of a sequence, whichever pages they are in:
@@ -220,6 +226,30 @@ row = None  # your answer
 
 # %%
 ask("06.row", row)
+
+# %% [markdown]
+# ## Debug: tokens of another layer
+#
+# Layer 1 of three. Somebody thought that a token's three rows lie side by side, and gathers rows by this function:
+
+# %%
+def row_of(index):
+    return index * 3 + 1
+
+
+rows = latent.blocks.reshape(-1, 576)  # the whole pool, a row for each token and layer
+page, slot = np.divmod(wanted, PAGE)
+for index, p, s in zip(wanted[:4], page, slot, strict=False):
+    print(f"index {index:2}: row {row_of(index):3},", "right" if (rows[row_of(index)] == cache.blocks[p, s, 0]).all() else "wrong")
+
+# %% [markdown]
+# **Question 5.** Write the function as it should be. It is tried on all 96 tokens of the pool.
+
+# %% tags=["question"]
+mended = None  # your answer: def mended(index): return ...
+
+# %%
+ask("06.mended", mended)
 
 # %% [markdown]
 # And executed: eight rows of 1152 bytes land in shared memory, in nine groups of 64 columns, each swizzled. We read them

@@ -56,6 +56,7 @@ from kvlab.staging import (
     slots_of,
 )
 from kvlab.viz import (
+    Pipeline,
     draw_copy_plan,
     draw_cure,
     draw_kv_buffer,
@@ -63,6 +64,7 @@ from kvlab.viz import (
     draw_tile_film,
     draw_tiles_beside,
     draw_timeline,
+    explore,
 )
 
 # %% [markdown]
@@ -239,6 +241,53 @@ except Hazard as hazard:
 picture
 
 # %% [markdown]
+# The same loop as a player: move `event` to see what each byte of shared memory is at that time. Under `without` a wait or a
+# barrier can be left out; the first byte that goes wrong turns red, and the missing wait is named.
+
+# %%
+def ring(stages, ahead, wait, tiles=4):
+    """A loop over tiles of 1 KiB in so many stages, `ahead` of which are on their way before the first is read."""
+
+    def program(memory, hazards):
+        def copy(tile):
+            hazards.copy_async(hazards.region(tile % stages * 1024, 1024), "k copy", tile % stages)
+            hazards.commit_group()
+
+        for tile in range(ahead):
+            copy(tile)
+        for tile in range(tiles):
+            hazards.wait_group(min(wait, max(tiles - tile - 1, 0)))
+            hazards.barrier()
+            hazards.read(hazards.region(tile % stages * 1024, 1024), "k read", tile % stages)
+            if stages == ahead:
+                hazards.barrier()
+            if tile + ahead < tiles:
+                copy(tile + ahead)
+
+    return Pipeline(program, nbytes=stages * 1024, warps=4)
+
+
+explore(ring(stages=2, ahead=2, wait=1))
+
+# %% [markdown]
+# ## Debug: a ring of three stages
+#
+# Three stages, and two tiles on their way before the first is read; behind the barrier of each tile the next copy goes into the stage
+# that all warps have left. The author waits until at most two copies are in flight, "because there are two":
+
+# %%
+print(ring(stages=3, ahead=2, wait=2).run().fault)
+
+# %% [markdown]
+# **Question 3.** How many copies may be in flight behind the wait? Give the largest number that is right.
+
+# %% tags=["question"]
+wait = None  # your answer, a number
+
+# %%
+ask("07.wait", wait)
+
+# %% [markdown]
 # ## A film of one tile
 #
 # `KVBuffer` is checked the same way if it is given a record: the copy is a number of DMA instructions, the wait is
@@ -257,7 +306,7 @@ filmed.load_from_shared(0)
 draw_tile_film(filmed, traffic.trace(), strip=1, thread=20)
 
 # %% [markdown]
-# **Question 3.** Without the barrier, which wave would read keys that another wave still brings? Every wave reads all 64
+# **Question 4.** Without the barrier, which wave would read keys that another wave still brings? Every wave reads all 64
 # keys of the tile, and each brings two groups of 32 rows.
 
 # %% tags=["question"]
@@ -383,7 +432,7 @@ part.load_from_dram(1)
 part
 
 # %% [markdown]
-# **Question 4.** After these two loads, which columns of key 70 are in shared memory?
+# **Question 5.** After these two loads, which columns of key 70 are in shared memory?
 
 # %% tags=["question"]
 columns = None  # your answer: (first column, last column)
@@ -434,7 +483,7 @@ column = int(np.flatnonzero(row == got[0])[0])
 print(f"lane 0 should hold columns 32..39 of key 0; it holds {column}..{column + 7}")
 
 # %% [markdown]
-# **Question 5.** Which swizzle may the buffer have with BK = 64, so that the lanes get the matrix? (`None` is a swizzle,
+# **Question 6.** Which swizzle may the buffer have with BK = 64, so that the lanes get the matrix? (`None` is a swizzle,
 # too: write it as the text "None".)
 
 # %% tags=["question"]
@@ -580,7 +629,7 @@ found = buffers["gfx950"][0].smem.load(told.addresses()[None], "bf16", 1)[0, ...
 print("found == keys:", bool((found == caches["K"].blocks[0, :64, 0]).all()))
 
 # %% [markdown]
-# **Question 6.** Which key's first vector lies 1,024 bytes (512 elements) behind the beginning, where without a swizzle key 16
+# **Question 7.** Which key's first vector lies 1,024 bytes (512 elements) behind the beginning, where without a swizzle key 16
 # would begin?
 
 # %% tags=["question"]

@@ -253,6 +253,16 @@ print("largest error:", np.abs(o_map.gather(o)[0] - exact).max())
 values.kv_mma_op.reg_tile.store(plain_v)
 
 # %% [markdown]
+# **Question 4.** Debug it. In the first k group the line `wrong_rows` says that lane `lane` has key `lane // 32 * 8 + e` as its element
+# `e`. Which key should that be?
+
+# %% tags=["question"]
+mended = None  # your answer: def mended(lane, e): return ...
+
+# %%
+ask("08.mended", mended)
+
+# %% [markdown]
 # ## The same fragments, compiled
 #
 # Triton's compiler knows nothing of MAX. What does it put into the registers? `compiler_staging` compiles a kernel with the
@@ -351,7 +361,7 @@ exact = q8[0].astype(float) @ wide[0, :, 0].astype(float).T
 print("largest error against float64:", np.abs(s8_map.gather(s8)[0] - exact).max())
 
 # %% [markdown]
-# **Question 4.** Decode has four warps that share the keys of a tile: `WN = 32` of `BN = 128`. Which keys does warp 2 hold?
+# **Question 5.** Decode has four warps that share the keys of a tile: `WN = 32` of `BN = 128`. Which keys does warp 2 hold?
 
 # %% tags=["question"]
 warp_keys = None  # your answer: (first key, last key)

@@ -154,6 +154,33 @@ working = None  # your answer, a number
 ask("09.working", working)
 
 # %% [markdown]
+# ## Debug: results put together wrongly
+#
+# Each split gives the output of its own keys, and `lse`, the logarithm of the sum of its exponentials. A kernel of two splits takes
+# their mean, and is right only where both see equally much:
+
+# %%
+k_of, v_of = (part.load(0, 0, np.arange(TOKEN + 1), 0, width=64).astype(float) for part in (keys, values))
+scores = capture.scale * k_of @ q[0, 0].astype(float)
+outs, lses = [], []
+for part in (slice(0, 64), slice(64, TOKEN + 1)):
+    e = np.exp(scores[part])
+    outs.append(e @ v_of[part] / e.sum())
+    lses.append(np.log(e.sum()))
+outs, lses = np.array(outs), np.array(lses)
+print("lse of the splits:", lses, "  largest error of the mean:", np.abs(outs.mean(axis=0) - out[0, 0].astype(float)).max())
+
+# %% [markdown]
+# **Question 4.** Write the function that puts any number of splits together: `outs` is `[splits, D]`, `lses` is `[splits]`. A split
+# without a key has an output of zeros and an lse of minus infinity; an lse may be as large as 1000.
+
+# %% tags=["question"]
+mended = None  # your answer: def mended(outs, lses): return ...
+
+# %%
+ask("09.mended", mended)
+
+# %% [markdown]
 # ## Uneven lengths
 #
 # A server's batch has sequences of every length. With one long conversation among 63 short ones, a program for each keeps
@@ -169,7 +196,7 @@ print(f"{schedule.teams} teams of 8 programs; the sequences take {blocks[0]}, {b
 schedule
 
 # %% [markdown]
-# **Question 4.** How many teams share the long sequence? (A share is the sum of `blocks` over the teams, rounded up.)
+# **Question 5.** How many teams share the long sequence? (A share is the sum of `blocks` over the teams, rounded up.)
 
 # %% tags=["question"]
 sharing = None  # your answer, a number

@@ -157,6 +157,29 @@ empty = None  # your answer, a number
 ask("10.empty", empty)
 
 # %% [markdown]
+# ## Debug: a mask that is aligned at the wrong end
+#
+# This kernel masks a chunk as if it were the whole prompt. `S` new queries, `n` keys: query `i` of the chunk, key `j`.
+
+# %%
+def sees(i, j, S, n):
+    return j <= i
+
+
+i, j = np.indices((4, 9))
+print("4 new queries, 9 keys: what each row sees, as the kernel has it")
+print("\n".join("".join(row) for row in np.where(sees(i, j, 4, 9), "#", ".")))
+
+# %% [markdown]
+# **Question 4.** Write the function as it should be. It is tried with 4, 7 and 9 keys.
+
+# %% tags=["question"]
+mended = None  # your answer: def mended(i, j, n, S): return ...
+
+# %%
+ask("10.mended", mended)
+
+# %% [markdown]
 # ## Rows of a tile on the tensor cores
 #
 # On Hopper, `wgmma` takes Q and K from shared memory and holds the scores in registers. This is the accumulator of a

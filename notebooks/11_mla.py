@@ -150,7 +150,21 @@ print(np.abs(whole.astype(float) - capture.o[LAYER, :N].astype(float)).max())
 print("its last row against absorbed decode:", np.abs(whole[-1].astype(float) - out).max())
 
 # %% [markdown]
-# **Question 3.** For one query and one key of a head: how many multiplications more does the absorbed score take than the
+# ## Debug: scores that are too flat
+#
+# A kernel for DeepSeek-V3 multiplies the scores of absorbed decode with $1/\sqrt{576}$, as its queries have 512 + 64 numbers. The
+# model's text gets worse: its scores are those of the heads, however they are computed.
+#
+# **Question 3.** Under the root belongs another number. Which? (Sizes as in question 1.)
+
+# %% tags=["question"]
+scale = None  # your answer, the number under the root
+
+# %%
+ask("11.scale", scale)
+
+# %% [markdown]
+# **Question 4.** For one query and one key of a head: how many multiplications more does the absorbed score take than the
 # other, with DeepSeek-V3's sizes? (Absorbed: 512 + 64 columns. Not absorbed: 128 + 64.)
 
 # %% tags=["question"]

@@ -149,6 +149,29 @@ wrong = mha_decode_paged(q, *arrays, scale=capture.scale, backend="emulator")
 print("without the scales:", np.abs(wrong.astype(float) - out.astype(float)).max())
 
 # %% [markdown]
+# ## Debug: the scales of V
+#
+# V has a scale for each token. This kernel multiplies the output with their mean, as one would with a single scale:
+
+# %%
+def with_mean(p, v, s):  # P [rows, keys], V [keys, D], the scales [keys]
+    return p @ v * s.mean()
+
+
+s_of_v = values.scales[..., 0].astype(np.float32)
+s_of_v = s_of_v[values.lookup_table[0, np.arange(N) // PAGE], np.arange(N) % PAGE, 0]
+print("scales of V, head 0: from", s_of_v.min(), "to", s_of_v.max())
+
+# %% [markdown]
+# **Question 3.** Write the function as it should be.
+
+# %% tags=["question"]
+mended = None  # your answer: def mended(p, v, s): return ...
+
+# %%
+ask("12.mended", mended)
+
+# %% [markdown]
 # ## In lockstep
 #
 # The steps are those of notebook 9. In `scores` the fp8 keys become float16 in registers, in `softmax` or after it the scales
@@ -180,7 +203,7 @@ print("a weight of 0.0007 in fp8:        ", float(p.astype(fp8)))
 print("as 2^8 times that, divided again: ", float((p * 256).astype(fp8)) / 256)
 
 # %% [markdown]
-# **Question 3.** The smallest positive number of e4m3 is $2^{-9}$. Weights below half of it are rounded to 0. With P scaled by
+# **Question 4.** The smallest positive number of e4m3 is $2^{-9}$. Weights below half of it are rounded to 0. With P scaled by
 # $2^8$, the bound sinks to $2^{x}$. What is x?
 
 # %% tags=["question"]

@@ -98,6 +98,29 @@ byte = None  # your answer
 ask("13.byte", byte)
 
 # %% [markdown]
+# ## Debug: the wrong mode
+#
+# Another box, 16 rows of 64 bytes. Somebody's emulator has no swizzle for it, and most vectors lie elsewhere on the chip. This is the
+# chip's image:
+
+# %%
+other = boxes[40]
+words = np.array(other["words"])
+row, column = np.divmod(words[::8], 128)
+plain_image = TmaDescriptor.of(matrix, (16, 32), "none").image(0)
+print("elements that lie elsewhere:", int((words[plain_image // 2] != matrix[8:24, :32]).sum()), "of", words.size)
+draw_shared_memory(np.stack([row - 8, column // 8], axis=-1), title="The chip's shared memory after another TMA copy")
+
+# %% [markdown]
+# **Question 2.** Which mode did the descriptor have?
+
+# %% tags=["question"]
+mode = None  # your answer: "32B", "64B" or "128B"
+
+# %%
+ask("13.mode", mode)
+
+# %% [markdown]
 # ## Which lane holds what
 #
 # `mma.sync` was fed with small integers straight from registers, and gave its accumulators back. If the emulator put one
@@ -133,7 +156,7 @@ print("on record:", len(fragments["matrices"]), "matrix loads and stores,", len(
       len(fragments["wgmma"]), "wgmma")
 
 # %% [markdown]
-# **Question 2.** Which (row, column) of the 16 x 8 result is register 2 of lane 9?
+# **Question 3.** Which (row, column) of the 16 x 8 result is register 2 of lane 9?
 
 # %% tags=["question"]
 place = None  # your answer, e.g. (0, 0)
@@ -167,7 +190,7 @@ print(wavefronts("ld.shared.b32", 0 * lane))
 print(wavefronts("atom.shared.add.u32", 0 * lane))
 
 # %% [markdown]
-# **Question 3.** How many passes does `atom.shared.cas.b32` take when lanes 0 to 7, and no others, want the same word?
+# **Question 4.** How many passes does `atom.shared.cas.b32` take when lanes 0 to 7, and no others, want the same word?
 
 # %% tags=["question"]
 passes = None  # your answer
@@ -236,7 +259,7 @@ for role, (opcode, low, high) in roles.items():
     print(f"{role:8} {traffic.instructions[role]:24,} {executed:9,}   {traffic.wavefronts[role]:18,} {passes:9,}")
 
 # %% [markdown]
-# **Question 4.** K and V are read once. How many bytes are they, together?
+# **Question 5.** K and V are read once. How many bytes are they, together?
 
 # %% tags=["question"]
 nbytes = None  # your answer

@@ -93,6 +93,16 @@ wrapper.plan(indptr, indices, last, 4, HEADS, D, PAGE, q_data_type="float32")
 infer = wrapper.run(q, cache)
 
 # %% [markdown]
+# **Question 2.** Debug it. A server computes how full the last page is as `length % page`. Mend the function; it is tried with lengths
+# from 1 on.
+
+# %% tags=["question"]
+mended = None  # your answer: def mended(length, page): return ...
+
+# %%
+ask("16.mended", mended)
+
+# %% [markdown]
 # vLLM one array of all new tokens and where each sequence starts, and kvlab itself the arrays as they are.
 
 # %%
@@ -201,7 +211,7 @@ with torch.no_grad():
 print("each branch:", *(pool.pages(branch.sequences[0]) for branch in branches))
 
 # %% [markdown]
-# **Question 2.** The prompt has 6 tokens in pages of 4. How many pages do the prompt and its three branches hold together?
+# **Question 3.** The prompt has 6 tokens in pages of 4. How many pages do the prompt and its three branches hold together?
 
 # %% tags=["question"]
 together = None  # your answer
@@ -212,7 +222,7 @@ ask("16.together", together)
 # %% [markdown]
 # With `dtype=torch.float8_e4m3fn` the pages hold e4m3, and a float32 scale for each token and head of K and of V.
 #
-# **Question 3.** How many bytes does a token take in one layer of this model, with 2 KV heads of 16 numbers?
+# **Question 4.** How many bytes does a token take in one layer of this model, with 2 KV heads of 16 numbers?
 
 # %% tags=["question"]
 nbytes = None  # your answer

@@ -5,7 +5,7 @@ Each answer is held against what the notebook's own objects say when the noteboo
 
 from __future__ import annotations
 
-from .judges import narrow_swizzle, padded_transpose
+from .judges import Formula, Places, merged, narrow_swizzle, scaled_values, swizzle_of_floats
 from .question import Question
 
 ELEMENTS = "so many elements; bytes are asked, two for each"
@@ -34,6 +34,12 @@ QUESTIONS = {
         ["In operand B a key is a column.", "Follow its eight boxes in the picture, then think of the other k steps."],
         [([36, 37, 38, 39], "these are threads; a lane is a thread's number within its warp")],
     ),
+    "01.mended": Question(
+        Formula("2 * (page * 18432 + slot * 192 + head * 64 + number)",
+                [("page * 18432 + slot * 192 + head * 64 + number", "these are numbers, bytes are asked")],
+                page=(0, 1, 22), slot=range(16), head=range(3), number=(0, 1, 63)),
+        ["In which slots is it wrong, and in which not?", "What lies between two tokens of a page? All heads."],
+    ),
     # 2. Layouts
     "02.offset": Question(
         389, ["A step down costs a whole row."],
@@ -45,6 +51,10 @@ QUESTIONS = {
         [(1280, "the last row has no need of its padding"), (1056, "so many entries there are, without padding"),
          (1272, "that is the offset of the last entry; count it, too")],
     ),
+    "02.mended": Question(
+        Places("(32,33):(33,1)", "32 rows come first, then 33 columns", ("row", "column")),
+        ["Which entry lies where entry (1, 0) does?", "How many numbers has a row?"],
+    ),
     "02.columns": Question(
         [4, 12], ["Where among the threads does thread 3 stand?",
                   "Thread 3 stands in row 1, column 1 of the threads; the dealing goes on to the right."],
@@ -53,9 +63,9 @@ QUESTIONS = {
     "02.start": Question(40, ["How many blocks come before it?", "It is the last of 6 blocks of 8 numbers."],
                          [(47, "that is where the block ends")]),
     "02.transposed": Question(
-        padded_transpose, ["Which comes first, and which of the two has the step of 1?",
-                           "The shape is (32,8); a row further is 40 numbers further."],
-        solution='transposed = "(32,8):(1,40)"',
+        Places("(32,8):(1,40)", "32 columns come first, then 8 rows", ("column", "row")),
+        ["Which comes first, and which of the two has the step of 1?",
+         "The shape is (32,8); a row further is 40 numbers further."],
     ),
     # 3. Swizzles and banks
     "03.passes": Question(2, ["Which banks do lanes 0 and 16 use?"],
@@ -68,6 +78,13 @@ QUESTIONS = {
     "03.middle": Question(3, ["What becomes of an address bit when an element has two bytes?",
                               "An element of 2 bytes is one address bit fewer."],
                           [(4, "that is the number in bytes"), (2, "one bit fewer, not two")]),
+    "03.mended": Question(
+        swizzle_of_floats,
+        ["Bits of what does the kernel count? A vector has four of them, a row 64.",
+         "Bits 0 and 1 say which float of a vector, the next three which vector; the row begins at bit 6.",
+         "Three bits from bit 2 on, with those that stand from bit 6 on."],
+        solution='mended = Swizzle(3, 2, 4, "fp32")',
+    ),
     "03.place": Question(
         narrow_swizzle, ["How many rows of 64 bytes make one row of the 32 banks?",
                          "Two rows share a row of the banks, so neighbours may keep the same order.",
@@ -80,6 +97,12 @@ QUESTIONS = {
     "04.addresses": Question([16 * row for row in range(16)],
                              ["How long is a row of B, in bytes?", "Rows are 16 bytes long, one after the other."],
                              [([8 * row for row in range(16)], "these are elements; addresses count bytes")]),
+    "04.mended": Question(
+        Formula("(lane // 4 + register // 2 * 8) * 8 + lane % 4 * 2 + register % 2",
+                [("lane // 4 * 8 + lane % 4 * 2 + register", "so it was")], lane=range(32), register=range(4)),
+        ["Look at the picture: in which rows are the four numbers of lane 5?",
+         "Registers 2 and 3 are 8 rows below registers 0 and 1."],
+    ),
     "04.element": Question((9, 12), ["Lane 6 is lane 2 and lane 4.",
                                         "Add up their vectors, those of register 2 and warp 1."],
                            [((1, 12), "the warp is missing")]),
@@ -90,11 +113,18 @@ QUESTIONS = {
     # 5. TMA
     "05.longest": Question(16, ["The span of the swizzle is 64 bytes."], [(64, BYTES), (32, "a float32 has 4 bytes")]),
     "05.zero_rows": Question(4, ["Rows -4, -3, ... do not exist."], [(12, "these are the rows that exist")]),
+    "05.mended": Question(
+        Formula("row * 128 + (vector ^ row % 8) * 16",
+                [("row * 32 + vector * 16", "so it was"), ("row * 128 + vector * 16", "the swizzle is missing"),
+                 ("row * 32 + (vector ^ row % 8) * 16", "how far is it from row to row?")],
+                row=range(8), vector=range(2)),
+        ["The picture has the bytes at the left.", "Rows are 128 bytes apart; vector v of row r is at v ^ (r % 8)."],
+    ),
     "05.byte": Question(
-        2176, ["How many columns does a box have?",
-               "Vector 9 is vector 1 of the second box, which starts at byte 2048.",
+        1152, ["How many columns does a box have?",
+               "Vector 9 is vector 1 of the second box, which starts at byte 1024.",
                "The row is 1 of its box: place 1 XOR 1, one row of 128 bytes down."],
-        [(2192, "so it would be without the swizzle"), (1088, ELEMENTS)],
+        [(1168, "so it would be without the swizzle"), (576, ELEMENTS)],
     ),
     "05.expected": Question(2048, ["A row that is taken twice is copied twice.", "Rows of 64 numbers of float16."],
                             [(1024, ELEMENTS)]),
@@ -113,6 +143,12 @@ QUESTIONS = {
                           [(136, "that is one head"), (256, "the scales are missing"), (544, "K alone is asked")]),
     "06.row": Question(101, ["From a page to the next there are 16 rows of each of the 3 layers."],
                        [(37, "that is the index among the layer's own rows")]),
+    "06.mended": Question(
+        Formula("index // 16 * 48 + 16 + index % 16",
+                [("index * 3 + 1", "so it was"), ("index // 16 * 48 + index % 16", "that is the row of layer 0")],
+                index=range(96)),
+        ["Pages follow one another, each with its three layers.", "A page has 48 rows; those of layer 1 begin at 16."],
+    ),
     # 7. KV buffers
     "07.byte": Question(
         5440, ["In which block is column 40, and which vector of it is row 20's?",
@@ -120,6 +156,11 @@ QUESTIONS = {
         [(5392, "so it would be without the swizzle"), (2720, ELEMENTS)],
     ),
     "07.saved": Question(12, ["How many does each picture say?"]),
+    "07.wait": Question(1, ["Which copies are in flight when tile n shall be read?",
+                            "Tiles n and n + 1; n must have landed."],
+                        [(2, "so it was: tile n itself may be on its way"),
+                         (0, "no byte would be wrong, but none would be on its way while a tile is read"),
+                         (3, "that waits for nothing")]),
     "07.who": Question(1, ["Each wave brings two groups of 32 rows, and reads all.",
                            "Its own wait tells a wave of its own copies only."]),
     "07.columns": Question((0, 31), ["A load takes the next keys, not the next columns."],
@@ -139,6 +180,11 @@ QUESTIONS = {
         ["Which scores does a lane hold?", "A lane below 32 has those of keys 0 to 3, 8 to 11, 16 to 19, ..."],
         [([0, 1, 2, 3, 4, 5, 6, 7], "so it would be in plain order: whose scores are they?")],
     ),
+    "08.mended": Question(
+        Formula("lane // 32 * 4 + e % 4 + e // 4 * 8",
+                [("lane // 32 * 8 + e", "so it was: in plain order")], lane=range(64), e=range(8)),
+        ["Which keys' scores does lane 37 hold?", "Four in a row, then four 8 keys further; upper lanes begin at 4."],
+    ),
     "08.warp_keys": Question((64, 95), ["Warp w owns keys w * WN to (w + 1) * WN - 1."],
                              [((64, 96), "the last key is meant, not the one after")]),
     # 9. Decode
@@ -148,6 +194,13 @@ QUESTIONS = {
                           [(115_200, "so many bytes, or so many numbers: K and V, two bytes each")]),
     "09.working": Question(3, ["How many keys has a split?", "A split has 128 keys."],
                            [(4, "the last one begins behind the end")]),
+    "09.mended": Question(
+        merged,
+        ["What is the weight of a split? Its part of the sum of all exponentials.",
+         "exp(lse) is a split's sum; take the largest lse away before, so that nothing overflows.",
+         "w = exp(lses - lses.max()), then w @ outs / w.sum()"],
+        solution="def mended(outs, lses):\n    w = np.exp(lses - lses.max())\n    return w @ outs / w.sum()",
+    ),
     "09.sharing": Question(36, ["A share is the sum of the blocks over the teams, rounded up.",
                                 "How many shares do the long sequence's blocks fill?"]),
     # 10. Prefill
@@ -156,19 +209,36 @@ QUESTIONS = {
     "10.k_rows": Question(683, ["Row r sees the keys 0 to r.", "128 + 256 + ..."],
                           [(768, "the last program does not read past the end"), (680, "row r sees r + 1 keys")]),
     "10.empty": Question(3, ["Query i sees the keys up to i + 2 - 5."], [(2, "so many rows see a key")]),
+    "10.mended": Question(
+        Formula("j <= i + n - S", [("j < i + n - S", "a query sees its own key"), ("j <= i", "so it was"),
+                                   ("j <= i + n", "how many queries are there?")],
+                i=range(4), j=range(9), n=(4, 7, 9), S=(4,)),
+        ["Which key is the last query's own? The last one.", "Query i has the token n - S + i."],
+    ),
     # 11. MLA
     "11.factor": Question(71, ["128 * (192 + 128) numbers a token, against 512 + 64."],
                           [(80, "the numbers for the position belong to the row"), (43, "that is keys alone")]),
     "11.nbytes": Question(267_904, ["rows * columns * 2, once"], [(535_808, "V is K's memory"), (133_952, ELEMENTS)]),
+    "11.scale": Question(192, ["How many numbers had a head's key before it was absorbed?", "128 and 64."],
+                         [(576, "so it was: that is the query after absorbing"), (512, "that is the latent row"),
+                          (128, "the part of the position belongs to the key")]),
     "11.more": Question(384, ["One multiplication a column."], [(576, "that is all of the absorbed ones")]),
     # 12. fp8
     "12.stored": Question(18, ["The nearest multiple of 2."], [(20, "18 is nearer"), (19, "it has no such number")]),
     "12.nbytes": Question(136, ["64 numbers of one byte and one scale of four, twice."],
                           [(68, "that is K alone"), (128, "the scales are missing")]),
+    "12.mended": Question(
+        scaled_values,
+        ["To what does a scale belong: a key, or a column of V?", "The column of P that meets the key takes it."],
+        solution="def mended(p, v, s):\n    return p * s @ v",
+    ),
     "12.x": Question(-18, ["Half of 2^-9 is 2^-10.", "Then the factor 2^8."], [(-17, "half of it, besides")]),
     # 13. On the chip
     "13.byte": Question(752, ["Column 16 is vector 2 of its row.", "In row 5 it goes to vector 2 XOR 5."],
                         [(672, "so it would be without the swizzle")]),
+    "13.mode": Question("64B", ["In which rows does vector 0 lie at another place?",
+                                "The place changes once in two rows, and takes four values."],
+                        [("128B", "its rows would be 128 bytes apart"), ("32B", "a row has 64 bytes")]),
     "13.place": Question((10, 2), ["Lane // 4 is the row, 2 * (lane % 4) the column.",
                                    "Registers 2 and 3 are 8 rows below."], [((2, 2), "that is register 0")]),
     "13.passes": Question(16, ["Eight lanes want one bank and none shares.", "Each pass is taken twice."],
@@ -188,6 +258,10 @@ QUESTIONS = {
     # 16. In your stack
     "16.slot": Question(84, ["Its page is table[0, 20 // 16], its place there 20 % 16."],
                         [(20, "that is the token's own number; where does its page begin?")]),
+    "16.mended": Question(
+        Formula("(length - 1) % page + 1", [("length % page", "so it was")], length=range(1, 70), page=(1, 16, 64)),
+        ["Which lengths does it get wrong?", "A page that is full holds page tokens, not 0."],
+    ),
     "16.together": Question(5, ["All share the first page.", "Each branch wrote into the second."],
                             [(8, "the first page is one for all of them")]),
     "16.nbytes": Question(80, ["K and V, 2 heads each.", "16 bytes of e4m3 and 4 of the scale."],

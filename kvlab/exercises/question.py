@@ -28,7 +28,7 @@ class Question:
     answer    what is right: a number, a text, or a sequence; or a judge of what a reader builds, a function that takes
               the answer and says what is wrong with it, "" where nothing is
     hints     from the gentlest to the plainest
-    solution  the code of an answer that a judge takes
+    solution  the code of an answer that a judge takes; unless given, what the judge's ``repr`` says
     mistakes  (wrong answer, what it is the answer of) for those that readers give, as elements for bytes
 
     >>> rows = Question(64, ["A row is a token."], [(128, "these are bytes: a number has two")])

@@ -16,7 +16,7 @@ def solution(name: str) -> str:
     """The code that answers a question. ValueError for an unknown name.
 
     >>> solution("02.offset"), solution("02.transposed")
-    ('offset = 389', 'transposed = "(32,8):(1,40)"')
+    ('offset = 389', "transposed = '(32,8):(1,40)'")
     """
     asked = question(name)
     return asked.solution or f"{name[3:]} = {asked.answer!r}"

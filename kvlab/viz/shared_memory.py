@@ -206,7 +206,8 @@ def _rows(image: Image, lanes: Lanes, rules: Mapping[int, str], fold: bool) -> A
         index = np.union1d(index, [row for at in gaps for row in range(index[at], index[at + 1])]).astype(np.int64)
     else:
         index = np.arange(count)
-    return axis_of(index, ROW if len(index) <= 24 else LOW, HEADER, before=np.array([r in starts for r in index.tolist()]))
+    height = ROW if len(index) <= 24 else LOW
+    return axis_of(index, height, HEADER, before=np.array([r in starts for r in index.tolist()]))
 
 
 def _header(canvas: Canvas, columns: Axis, image: Image) -> None:

@@ -24,6 +24,7 @@ truth = TOKEN // pool.page_size
 """,
     },
     "01_follow_one_token": {
+        "01.mended": "",
         "01.slot": """
 truth = 9
 """,
@@ -35,6 +36,7 @@ truth = np.unique(np.argwhere(fragments.row == row)[:, 0] % 32)
 """,
     },
     "02_layouts": {
+        "02.mended": "",
         "02.transposed": "",
         "02.offset": """
 truth = Layout.row_major(64, 128)(3, 5)
@@ -51,6 +53,7 @@ truth = blocked_product(Layout.row_major(2, 4), Layout.row_major(2, 3))(2, 8)
 """,
     },
     "03_swizzles_and_banks": {
+        "03.mended": "",
         "03.place": "",
         "03.passes": """
 truth = wavefronts('ld.shared.b32', lane * 8).wavefronts
@@ -63,6 +66,7 @@ truth = Swizzle(2, 4, 3, 'byte').to('bf16').base
 """,
     },
     "04_fragments": {
+        "04.mended": "",
         "04.holder": """
 lanes_of_c, registers_of_c = np.indices((32, mma.regs_c))
 rows, columns = mma.c(lanes_of_c, registers_of_c)
@@ -84,6 +88,7 @@ truth = np.argwhere((rows == 5) & (columns == 3))[0, 0]
 """,
     },
     "05_tma": {
+        "05.mended": "",
         "05.longest": """
 truth = descriptor.swizzle.of('64B').granularity('float32')
 """,
@@ -102,6 +107,7 @@ truth = sixteen.transaction_bytes
 """,
     },
     "06_kv_caches": {
+        "06.mended": "",
         "06.page_and_slot": """
 truth = (int(pool.lookup_table[2, 40 // PAGE]), 40 % PAGE)
 """,
@@ -138,11 +144,15 @@ truth = 'None' if right.matrix_order else ''
         "07.key": """
 truth = layout.offset_bases[9][0]
 """,
+        "07.wait": """
+truth = next(n for n in (3, 2, 1, 0) if ring(stages=3, ahead=2, wait=n).run().fault is None)
+""",
         "07.who": """
 truth = met.later.warp
 """,
     },
     "08_kv_mma_op": {
+        "08.mended": "",
         "08.key_and_depth": """
 held = keys.fragment_map()
 truth = (held.row[50, 1, 0], held.col[50, 1, 0])
@@ -159,6 +169,7 @@ truth = (rows.min(), rows.max())
 """,
     },
     "09_mha_decode": {
+        "09.mended": "",
         "09.rows": """
 truth = capture.group
 """,
@@ -174,6 +185,7 @@ truth = len(schedule.order_of(0))
 """,
     },
     "10_mha_prefill": {
+        "10.mended": "",
         "10.loaded": """
 truth = int((tiles != 3).sum())
 """,
@@ -193,11 +205,15 @@ truth = round(128 * (192 + 128) / (512 + 64))
 read = int(N * (LATENT + ROPE) * 2)
 truth = read
 """,
+        "11.scale": """
+truth = 128 + 64
+""",
         "11.more": """
 truth = 512 + 64 - (128 + 64)
 """,
     },
     "12_fp8_kv": {
+        "12.mended": "",
         "12.stored": """
 truth = float(np.float32(18.9).astype(fp8))
 """,
@@ -211,6 +227,9 @@ truth = -10 - 8
     "13_on_the_chip": {
         "13.byte": """
 truth = 2 * int(np.flatnonzero(dump == (8 + 5) * 128 + 16)[0])
+""",
+        "13.mode": """
+truth = other["swizzle"]
 """,
         "13.place": """
 tile = atom.tile_c(chip)
@@ -250,6 +269,7 @@ truth = sum(edge.wavefronts or 0 for edge in plain.edges) - sum(edge.wavefronts 
 """,
     },
     "16_in_your_stack": {
+        "16.mended": "",
         "16.slot": """
 truth = int(slots[20])
 """,

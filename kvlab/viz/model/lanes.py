@@ -153,7 +153,8 @@ class Lanes:
                 if width >= 6.1 * len(name) + 4:
                     roomy = columns.cell >= ROOMY and width > 40
                     at, anchor = (x + width - 6, "end") if roomy else (x + width / 2, "middle")
-                    canvas.text(at, y + rows.cell / 2 + 3.5, name, mono=True, size=10, weight=700, anchor=anchor, fill=fill)
+                    middle = y + rows.cell / 2 + 3.5
+                    canvas.text(at, middle, name, mono=True, size=10, weight=700, anchor=anchor, fill=fill)
         return taken
 
     def keys(self) -> list[tuple[str, str, str]]:

@@ -174,19 +174,25 @@ draw_kv_buffer(keys, stage=1)
 #
 # `ds_read_b128` gives every lane 16 bytes. Lane *l* wants key *l* % 32. Here is the first read of strip 1, columns 32 to
 # 63; the lanes of the first phase are marked. They are no neighbours: gfx950 serves lanes 0 to 3, 12 to 15 and 20 to 27 of
-# a 16-byte read together, then 4 to 11, 16 to 19 and 28 to 31, then the same of the upper half. Below it, the same read
-# from a tile without the swizzle: now the lanes of a phase meet in a few banks. (Others have measured these groups, no
-# chip has confirmed them here: all counts of AMD are provisional, and say so.)
+# a 16-byte read together, then 4 to 11, 16 to 19 and 28 to 31, then the same of the upper half. (Others have measured these groups,
+# no chip has confirmed them here: all counts of AMD are provisional, and say so.)
 
 # %%
 draw_kv_buffer(keys, read=(0, 1), stage=0)
 
+# %% [markdown]
+# The same read from a tile without the swizzle, where the lanes of a phase meet in a few banks, beside it as it is:
+
 # %%
 plain = KVBuffer(replace(params, swizzle=None), pool.get_key_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
 plain.load_from_dram(0)
-name, addresses = plain.read_addresses(0, bk_tile=1)
-unswizzled = wavefronts(name, addresses[0, 0], arch="gfx950")
-draw_kv_buffer(plain, read=(0, 1), stage=0)
+both, images = [], []
+for buffer in (plain, keys):
+    name, addresses = buffer.read_addresses(0, bk_tile=1)
+    both.append(wavefronts(name, addresses[0, 0] - 4096, arch="gfx950"))  # block 1 begins at byte 4096
+    images.append(buffer.smem_image().stage(0).slots[256:512])
+unswizzled = both[0]
+draw_cure(*both, tiles=images, names=("not swizzled", "swizzled"))
 
 # %% [markdown]
 # **Question 2.** How many wavefronts does the swizzle save for this one instruction?

@@ -6,6 +6,7 @@ it: each must say "Right.". Answers rest on what the notebooks' own objects say.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,17 @@ def test_it_runs_as_it_is_and_with_the_right_answers(source: Path, executed: Cal
     assert printed.count("No answer yet:") == len(names)
     assert not [text for name in names for text in QUESTIONS[name].hints if text in printed]
     assert _printed(parts[True]).count("Right.") == len(names)
+
+
+def test_between_two_texts_is_at_most_a_screen_of_picture(source: Path, executed: Callable[[Path], Any]) -> None:
+    """A law: 900 px, what a window of 1080 lines shows of a notebook; details that are closed do not count."""
+    tall = 0.0
+    for cell in [cell for cell in executed(source).cells if "answered" not in cell.metadata.get("tags", [])]:
+        shown = [] if cell.cell_type == "markdown" else [output.get("data", {}) for output in cell.outputs]
+        html = re.sub(r"<details\b.*?</details>", "", "".join(data.get("text/html", "") for data in shown), flags=re.S)
+        heights = map(float, re.findall(r'<svg[^>]*viewBox="0 0 [\d.]+ ([\d.]+)"', html))
+        tall = 0 if cell.cell_type == "markdown" else tall + sum(heights)
+        assert tall <= 900, cell.source
 
 
 def test_it_is_written_with_its_answers(source: Path, tmp_path: Path) -> None:

@@ -35,6 +35,43 @@ from kvlab.viz import draw_page_table, draw_path_of_a_byte
 capture = load_smollm2()  # keys, values and queries of SmolLM2-135M, which has read 299 tokens
 
 # %% [markdown]
+# ## How the notebooks work
+#
+# Run the cells from the top, one after another (Shift+Enter). A section asks, then shows. Where a cell says *Guess*, choose before you
+# run the next one: a picture teaches more once it has surprised you. A question waits for a value in its cell: write it in place of
+# `None`, run the cell and the one with `ask`, which tells whether it is right, and what it is if it is a usual mistake. `hint` gives
+# one hint each time you call it, in a cell of yours: `hint("00.key_bytes")`. *Debug* means a piece that is broken and that you mend.
+# Answers stand nowhere.
+
+# %% [markdown]
+# ## Twenty words
+#
+# Skim them now, and come back when one is missing.
+#
+# | word | meaning |
+# |---|---|
+# | token | a piece of text; the model keeps a key and a value of each, in each layer |
+# | head | one of several small attentions side by side; query heads share KV heads in groups |
+# | prefill, decode | reading many new tokens at once; writing one after the other |
+# | DRAM | the GPU's large memory |
+# | page, page table | 16 tokens, or so, of the cache in one piece of DRAM; the list that finds them |
+# | kernel, emulator | what runs on the GPU, written in Triton; the same steps in NumPy, byte by byte |
+# | lockstep | kernel and emulator run side by side and are compared after each step |
+# | thread, lane, warp | one line of execution; its number among 32; these 32 together |
+# | program | one instance of a kernel: some warps that share a small memory, also called a *CTA* or a block |
+# | shared memory | that small memory, beside the arithmetic: fast as long as its banks work at once |
+# | bank | one of 32 columns of shared memory, 4 bytes wide; it delivers one word in a pass |
+# | pass, wavefront | one turn of shared memory. To readers of AMD's manuals a wavefront is 64 lanes: here it never is |
+# | register | 32 bits that belong to one thread |
+# | tensor core | multiplies small matrices that lie in the registers of a warp, or in shared memory |
+# | tile | the part of K, V or Q that a program has at a time |
+# | fragment | the numbers of a tile that one lane holds |
+# | layout | a function from coordinates to an offset, written shape:strides |
+# | swizzle | exclusive or of address bits that spreads the rows of a tile over the banks |
+# | stage | one of the buffers that a pipeline fills while it reads another |
+# | fp8 | numbers of one byte, with a scale for many of them |
+
+# %% [markdown]
 # ## The six places of a byte
 #
 # | place | what is there | explained in |
@@ -73,11 +110,7 @@ config = explain(mha_decode, capture.q[LAYER, 298][None], pool, LAYER).config
 draw_path_of_a_byte(byte_path(capture, pool, config, LAYER, HEAD, TOKEN, element=37))
 
 # %% [markdown]
-# ## How the notebooks work
-#
-# A section asks, then shows. Where a cell says *Guess*, choose before you go on: a picture teaches more once it has surprised you.
-# A question waits for a value in its cell; `ask` tells whether it is right, and what it is if it is a usual mistake. `hint` gives
-# one hint each time you call it: try `hint("00.key_bytes")`. Answers are nowhere on the page.
+# ## Three questions
 #
 # **Question 1.** How many bytes has one key of one head?
 
@@ -106,37 +139,12 @@ page = None  # your answer, a number
 ask("00.page", page)
 
 # %% [markdown]
-# ## Twenty words
-#
-# | word | meaning |
-# |---|---|
-# | token | a piece of text; the model keeps a key and a value of each, in each layer |
-# | head | one of several small attentions side by side; query heads share KV heads in groups |
-# | page | 16 tokens, or so, of the cache in one piece of DRAM; a page table finds them |
-# | prefill, decode | reading many new tokens at once; writing one after the other |
-# | DRAM | the GPU's large memory |
-# | shared memory | a small memory beside the arithmetic, fast as long as its banks work at once |
-# | bank | one of 32 columns of shared memory, 4 bytes wide; it delivers one word in a pass |
-# | pass, wavefront | one turn of shared memory. To readers of AMD's manuals a wavefront is 64 lanes: here it never is |
-# | thread, lane, warp | one line of execution; its number among 32; these 32 together |
-# | program | one instance of a kernel: some warps that share shared memory, also called a CTA or a block |
-# | register | 32 bits that belong to one thread |
-# | tensor core | multiplies small matrices that lie in the registers of a warp, or in shared memory |
-# | tile | the part of K, V or Q that a program has at a time |
-# | fragment | the numbers of a tile that one lane holds |
-# | layout | a function from coordinates to an offset, written shape:strides |
-# | swizzle | exclusive or of address bits that spreads the rows of a tile over the banks |
-# | stage | one of the buffers that a pipeline fills while it reads another |
-# | fp8 | numbers of one byte, with a scale for many of them |
-# | emulator, kernel | the same steps in NumPy, byte by byte, and in Triton on the GPU |
-# | lockstep | both run side by side and are compared after each step |
-#
 # ## Three ways through
 #
 # - **To learn**: [1](01_follow_one_token.ipynb), [2](02_layouts.ipynb), [3](03_swizzles_and_banks.ipynb),
 #   [4](04_fragments.ipynb), then [6](06_kv_caches.ipynb) and [9](09_mha_decode.ipynb).
 # - **To write kernels**: [3](03_swizzles_and_banks.ipynb), [4](04_fragments.ipynb), [5](05_tma.ipynb), [7](07_kv_buffer.ipynb),
-#   [8](08_kv_mma_op.ipynb), [13](13_on_the_chip.ipynb).
+#   [8](08_kv_mma_op.ipynb), [13](13_on_the_chip.ipynb), [14](14_debug_your_kernel.ipynb), [15](15_xray.ipynb).
 # - **To serve models**: [6](06_kv_caches.ipynb), [9](09_mha_decode.ipynb), [10](10_mha_prefill.ipynb), [11](11_mla.ipynb),
 #   [12](12_fp8_kv.ipynb), [16](16_in_your_stack.ipynb).
 #

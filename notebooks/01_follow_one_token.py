@@ -120,8 +120,8 @@ print(f"token {TOKEN} is row {row} of a tile of {BN} keys, from byte {tile.ptr_a
 
 # %% [markdown]
 # Shared memory has 32 *banks*, each of which delivers 4 bytes in one *pass*; bytes 0 to 3 lie in bank 0, bytes 4 to 7 in bank 1,
-# and so on, and byte 128 is in bank 0 again. The rows of our tile have 128 bytes: one row of the banks. The tensor core's operand
-# is read 8 keys at a time, 16 bytes of each, 128 bytes in all.
+# and so on, and byte 128 is in bank 0 again. The rows of our tile have 128 bytes: one row of the banks. The tensor core's
+# *operand*, the matrix that it multiplies with, is read 8 keys at a time, 16 bytes of each, 128 bytes in all.
 
 # %% [markdown]
 # **Guess.** If the rows are stored one after the other, as they are: how many passes do these 8 times 16 bytes take?
@@ -131,7 +131,8 @@ passes = predict(1, 2, 4, 8)
 passes
 
 # %% [markdown]
-# Now the tile as the kernel stores it. A vector is 16 bytes; vector `c` of row `r` lies at place `c ^ (r % 8)`: a *swizzle*. Each
+# Now the tile as the kernel stores it. A vector is 16 bytes; vector `c` of row `r` lies at place `c ^ (r % 8)`: a *swizzle*. (`^` is the exclusive or of the binary digits:
+# 5 ^ 1 = 101 ^ 001 = 100 = 4. The name that is printed below is read in notebook 3.) Each
 # colour is one vector's column of the tile: follow one colour down the rows.
 
 # %%
@@ -252,5 +253,5 @@ print("passes of shared memory:", traffic.total("wavefronts"), "ideal", traffic.
 print("without the swizzle", traffic.total("unswizzled"))
 
 # %% [markdown]
-# Next: `make demo` does this for three layers and eight steps, beside the Triton kernel that runs on the GPU, and shows both
+# Next: [2. Layouts](02_layouts.ipynb): how strides become a language. `make demo` does all of this for three layers and eight steps, beside the Triton kernel that runs on the GPU, and shows both
 # sources line by line.

@@ -45,7 +45,8 @@ rng = np.random.default_rng(4)
 # %% [markdown]
 # ## mma.sync: one warp
 #
-# `mma.sync.m16n8k16` computes `C[16, 8] += A[16, 16] B[16, 8]`. The picture has A at the left, B on top and C in the
+# `mma.sync.m16n8k16` computes `C[16, 8] += A[16, 16] B[16, 8]`: m rows, n columns, k products in each sum. Such an instruction,
+# with the maps of its operands, is called an *atom*. The picture has A at the left, B on top and C in the
 # corner, as on paper. `T5 a2–3` means: lane 5 of the warp holds these two elements in its registers 2 and 3 of A.
 
 # %%
@@ -206,7 +207,7 @@ NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 2], instr_shape=[16, 8]
 # %% [markdown]
 # ## wgmma: four warps, operands in shared memory
 #
-# Hopper's `wgmma` lets a *warpgroup* of 128 threads multiply 64 rows at once, and reads B straight from shared memory.
+# Hopper's *wgmma* lets a *warpgroup* of 128 threads multiply 64 rows at once, and reads B straight from shared memory.
 # Warp *w* has rows 16 *w* to 16 *w* + 15, each as in `mma.sync`.
 
 # %%

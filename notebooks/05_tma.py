@@ -222,8 +222,8 @@ draw_tma_box(view, (2, 48))
 # %% [markdown]
 # ## Gathered rows
 #
-# Blackwell's TMA takes four row numbers instead of a box: rows from anywhere, in any order, as sparse attention and paged
-# latents want them. The image is the same as that of a box.
+# Blackwell's TMA takes four row numbers instead of a box: rows from anywhere, in any order, as sparse attention
+# wants them. The image is the same as that of a box.
 
 # %%
 gather = create_tma_tile_gather4(tensor, 64, "128B", tile_height=8)

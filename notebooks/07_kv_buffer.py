@@ -95,7 +95,7 @@ draw_kv_tile(tile)
 # %% [markdown]
 # ## The buffer
 #
-# The parameters are MAX's, by MAX's names. `transpose=True` says K. The depth is cut into *blocks* of `bk_smem` = BK = 32
+# The parameters are MAX's, by MAX's names. `transpose=True` says K. The *depth*, the 128 numbers of a key, is cut into *blocks* of `bk_smem` = BK = 32
 # columns; a stage of shared memory is one block after the other, each 64 rows of 64 bytes. Everything else follows:
 
 # %%
@@ -132,7 +132,7 @@ keys
 #
 # ## The swizzle is in the source
 #
-# The DMA instruction has no choice where it writes: lane *l* of a wave fills 16 bytes at *base + 16 l*. It does choose
+# The *DMA* instruction copies from DRAM into shared memory without registers. It has no choice where it writes: lane *l* of a wave fills 16 bytes at *base + 16 l*. It does choose
 # what it fetches. So lane *l* fetches the vector that belongs there, number `swizzle(l)`. The warp tile has 32 rows of 64
 # bytes, two instructions of 64 lanes:
 
@@ -172,10 +172,10 @@ draw_kv_buffer(keys, stage=1)
 # %% [markdown]
 # ## Reading without queues
 #
-# `ds_read_b128` gives every lane 16 bytes. Lane *l* wants key *l* % 32. Here is the first read of strip 1, columns 32 to
-# 63; the lanes of the first phase are marked. They are no neighbours: gfx950 serves lanes 0 to 3, 12 to 15 and 20 to 27 of
+# `ds_read_b128` gives every lane 16 bytes. Lane *l* wants key *l* % 32. Here is the first read of *strip* 1, BK columns of the
+# tile, 32 to 63; the lanes of the first phase are marked. They are no neighbours: gfx950 serves lanes 0 to 3, 12 to 15 and 20 to 27 of
 # a 16-byte read together, then 4 to 11, 16 to 19 and 28 to 31, then the same of the upper half. (Others have measured these groups,
-# no chip has confirmed them here: all counts of AMD are provisional, and say so.)
+# no chip has confirmed them here: all counts of AMD are *provisional*, and say so.)
 
 # %%
 draw_kv_buffer(keys, read=(0, 1), stage=0)
@@ -215,8 +215,8 @@ print("registers == keys:", bool((np.concatenate(strips, axis=1) == k[0, 0, :64,
 # ## Stages: what is in flight
 #
 # A copy runs beside the program. With two stages tile *n + 1* arrives while tile *n* is multiplied, but only if somebody
-# waits before reading and nobody overwrites what is still read. Our buffers state every access to a record, which raises
-# a `Hazard` if nothing orders two of them. Here is the NVIDIA counterpart, `cp.async` into two stages:
+# waits before reading and nobody overwrites what is still read. Our buffers state every access to a record, which reports
+# a *hazard*, as an error, if nothing orders two of them. Here is the NVIDIA counterpart, `cp.async` into two stages:
 
 # %%
 traffic = Traffic(timeline=Timeline())

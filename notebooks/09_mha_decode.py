@@ -47,7 +47,7 @@ print(f"q {q.shape} [B, Hq, D], {q.dtype}; {TOKEN + 1} keys of {capture.kv_heads
 # ## Who works on what
 #
 # One program takes the query heads of *one* KV head, because they read the same keys: they are the rows of its tile. The
-# keys come in tiles of `BN`; a long sequence is split between several programs, and `merge_states` joins their results.
+# keys come in tiles of `BN`; a long sequence is cut into *splits*, a program for each, and `merge_states` joins their results.
 #
 # **Guess.** The model has 9 query heads and 3 KV heads, and our sequence shall not be split. How many programs are there?
 
@@ -156,7 +156,7 @@ ask("09.working", working)
 # %% [markdown]
 # ## Debug: results put together wrongly
 #
-# Each split gives the output of its own keys, and `lse`, the logarithm of the sum of its exponentials. A kernel of two splits takes
+# Each split gives the output of its own keys, and *lse*, the logarithm of the sum of its exponentials. A kernel of two splits takes
 # their mean, and is right only where both see equally much:
 
 # %%
@@ -185,7 +185,7 @@ ask("09.mended", mended)
 #
 # A server's batch has sequences of every length. With one long conversation among 63 short ones, a program for each keeps
 # the whole chip waiting for one. `plan` lays all sequences end to end, each as long as its key blocks and a little for the
-# beginning, and cuts the line into equal shares; each team of programs (one for every KV head) takes one share. A sequence
+# beginning, and cuts the line into equal shares; each *team* of programs (one for every KV head) takes one share. A sequence
 # that was cut has partial results, merged in the order of its keys: the lengths alone say how sums are ordered.
 
 # %%

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # 11. MLA: one latent row instead of keys and values
 #
-# DeepSeek's models store, for each token, no keys and values of heads but one *latent* row from which all of them follow by
+# DeepSeek's models (*multi-head latent attention*, *MLA*) store, for each token, no keys and values of heads but one *latent* row from which all of them follow by
 # a matrix, and a short part with the rotary position. Decode need not even compute the keys: the matrix is *absorbed* into
 # the query, and every head attends to the latent rows themselves, which are K and V in one.
 #

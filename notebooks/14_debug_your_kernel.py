@@ -16,7 +16,7 @@
 # %% [markdown]
 # # 14. Debug your kernel
 #
-# A kernel gives wrong numbers, and no GPU is at hand. Write what it should do in NumPy, with the same names, and run both side by
+# A kernel gives wrong numbers, and no GPU is at hand. Write its *twin*, what it should do in NumPy, with the same names, and run both side by
 # side: *lockstep* compares every value that both bind and stops at the first that differs. The kernel needs no change and no
 # markers. It runs in Triton's interpreter, on the CPU; this notebook needs Triton.
 #

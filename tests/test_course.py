@@ -18,10 +18,10 @@ EVERYDAY = {"BM", "BN", "BK", "format", "group", "item", "machine", "mirror", "s
 
 
 def words() -> list[str]:
-    """First column of the glossary and of the table of notebook 0."""
-    tables = (ROOT / "docs/glossary.md").read_text(), "\n".join(text for name, text in cells() if name[:2] == "00")
+    """First column of the glossary and of the words of notebook 0."""
+    tables = (ROOT / "docs/glossary.md").read_text(), next(text for _, text in cells() if "## Twenty words" in text)
     rows = [line.split("|")[1] for table in tables for line in table.splitlines() if re.match(r"\| [\w ,]+\|", line)]
-    return sorted({word.strip() for row in rows for word in row.split(",")} - EVERYDAY - {"word", "place", ""})
+    return sorted({word.strip() for row in rows for word in row.split(",")} - EVERYDAY - {"word", ""})
 
 
 @functools.cache

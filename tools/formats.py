@@ -28,8 +28,8 @@ row.draw(row=True)
 ```
 
 `agree(writer, reader)` proves from the strides that two formats put every element at the same place, or names the first
-that differs. `convert(a, b)` plans the byte copies between them; it refuses where bytes would be lost. `identify` finds
-the formats that read `markers` out of the raw bytes after an engine has stored them.
+that differs. `convert(a, b)` plans the byte copies between them, to pages of another size too; it refuses where bytes
+would be lost. `identify` finds the formats that read `markers` out of the raw bytes after an engine has stored them.
 
 ```python
 from kvlab.formats import agree, convert, identify, known_format, markers
@@ -37,6 +37,7 @@ from kvlab.formats import agree, convert, identify, known_format, markers
 agree(known_format("vllm.blocks_first"), known_format("vllm.hnd")).words
 plan = convert(known_format("vllm.LBNHC"), known_format("vllm.x_split"))
 plan.apply(stored)                         # or plan.apply_in_place(stored)
+plan.apply(pool, out=other)                # tensors on a GPU: a Triton kernel
 identify(raw, pages=2, page_size=16, heads=2, dim=64)
 ```
 

@@ -45,6 +45,11 @@ def on_gpu(array: Any) -> bool:
     return is_torch(array) and array.device.type == "cuda"
 
 
+def in_cpu_memory(array: Any) -> Any:
+    """A copy in CPU memory of a tensor on a GPU; anything else as it is."""
+    return array.detach().cpu() if on_gpu(array) else array
+
+
 def as_array(array: Any) -> Any:
     """A torch tensor or a NumPy array as it is, anything else as a NumPy array."""
     return array if is_torch(array) else np.asanyarray(array)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvlab.common.arrays import dtype_of, to_numpy
+from kvlab.common.arrays import dtype_of, in_cpu_memory, on_gpu, to_numpy
 from kvlab.common.checks import integers, require
 from kvlab.common.drawn import Drawn
 from kvlab.memory import POISON
@@ -109,7 +110,7 @@ def audit(
     cache: Any, table: Any, lengths: Any, *, format: Format | None = None, shared_prefix: bool = False,
     padding: int | None = None, scale_range: tuple[float, float] = (0.0, 65504.0), poisoned: Any = False,
 ) -> Audit:
-    """Looks at a paged cache of any engine, NumPy or torch, in the memory of the CPU.
+    """Looks at a paged cache of any engine, NumPy or torch; what is on a GPU is copied and looked at on the CPU.
 
     cache            the bytes of ``format``; without one: ``[pages, page, heads, D]``, ``[pages, 2, page, heads, D]``,
                      ``[2, pages, page, heads, D]`` or MAX's ``[pages, 2, layers, page, heads, D]``
@@ -146,6 +147,11 @@ def audit(
     return Audit(tuple(found.flaws), found.counts, used, owners)
 
 
+def _numbers(given: Any, name: str) -> Any:
+    """A table or lengths in CPU memory: an array as NumPy's."""
+    return to_numpy(in_cpu_memory(given), name) if hasattr(given, "shape") else given
+
+
 def _format_of(cache: Any) -> Format:
     """The format of a tensor of one of the usual shapes."""
     shape, dtype = tuple(getattr(cache, "shape", ())), dtype_of(cache, "cache")
@@ -169,8 +175,7 @@ def _look_at_table(
     found: _Found, table: Any, lengths: Any, pages: int, slots: int, shared_prefix: bool, padding: int | None
 ) -> tuple[_Mask, np.ndarray[Any, np.dtype[np.int64]]]:
     """Check table and lengths; the slots in use, and how many sequences have each page."""
-    entries = integers("table", to_numpy(table, "table") if hasattr(table, "shape") else table)
-    tokens = integers("lengths", to_numpy(lengths, "lengths") if hasattr(lengths, "shape") else lengths)
+    entries, tokens = integers("table", _numbers(table, "table")), integers("lengths", _numbers(lengths, "lengths"))
     fits = entries.ndim == 2 and tokens.shape == entries.shape[:1]
     require(fits, f"table has shape {entries.shape}, lengths {tokens.shape}", "[sequences, columns] and [sequences]")
     most = entries.shape[1] * slots
@@ -395,7 +400,7 @@ class AuditFailure(AssertionError):
 class Watch:
     """A cache whose unused slots are poisoned, looked at after each step of an engine.
 
-    cache, table, lengths, how    as of :func:`audit`; ``cache`` is writable and contiguous, and shared
+    cache, table, lengths, how    as of :func:`audit`; ``cache`` is writable and contiguous, and shared, on a GPU too
 
     Slots that are freed are poisoned at the next :meth:`step`, so that a late reader gets NaN. 4-bit fields whose
     slots share a byte are left alone. :attr:`last` are table and lengths of the last step that was right.
@@ -417,15 +422,18 @@ class Watch:
         self._flat, self._how, self._cache = self._shared(cache), how, cache
         first = audit(cache, table, lengths, format=self.format, **how)
         self._empty = np.zeros_like(first.used)
-        self.last = (np.array(table), np.array(lengths))
+        self.last = (np.array(_numbers(table, "table")), np.array(_numbers(lengths, "lengths")))
         self._free(first.used)
 
-    def _shared(self, cache: Any) -> Bytes:
-        array = to_numpy(cache, "cache")
+    def _shared(self, cache: Any) -> Any:
+        """The cache's bytes: NumPy's, or a tensor's on a GPU."""
+        array: Any = cache if on_gpu(cache) else to_numpy(cache, "cache")
+        fits = array.is_contiguous() if on_gpu(cache) else array.flags.c_contiguous and array.flags.writeable
         require(
-            array.flags.c_contiguous and array.flags.writeable, "cache is not contiguous, or read-only",
-            "contiguous and writable: unused slots are poisoned in it",
+            fits, "cache is not contiguous, or read-only", "contiguous and writable: unused slots are poisoned in it",
         )
+        if on_gpu(cache):
+            return array.detach().reshape(-1).view(sys.modules["torch"].uint8)
         return array.reshape(-1).view(np.uint8)
 
     def step(self, table: Any, lengths: Any) -> Audit:
@@ -433,7 +441,7 @@ class Watch:
         found = audit(self._cache, table, lengths, format=self.format, poisoned=self._empty, **self._how)
         if not found:
             raise AuditFailure(found.report())
-        self.last = (np.array(table), np.array(lengths))
+        self.last = (np.array(_numbers(table, "table")), np.array(_numbers(lengths, "lengths")))
         self._free(found.used)
         return found
 
@@ -448,4 +456,7 @@ class Watch:
             at = plain.base + plain.table("page", used.shape[0])[page] + plain.table("slot", used.shape[1])[slot]
             for axis in ("copy", "layer", "head", "dim"):
                 at = np.add.outer(at, plain.table(axis)[:: max(plain.group(axis), 1)]).ravel()
-            self._flat[(at[:, None] // 8 + np.arange(plain.type.bits // 8)).ravel()] = POISON
+            where = (at[:, None] // 8 + np.arange(plain.type.bits // 8)).ravel()
+            if on_gpu(self._flat):
+                where = sys.modules["torch"].from_numpy(where).to(self._flat.device)
+            self._flat[where] = POISON

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.common.arrays import to_numpy
+from kvlab.common.arrays import in_cpu_memory, to_numpy
 from kvlab.common.checks import require
 from kvlab.common.torch_here import is_torch
 
@@ -19,10 +19,10 @@ Codes: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
 
 def as_bytes(buffer: Any, name: str = "buffer") -> Bytes:
-    """Bytes, an array or a torch tensor as flat uint8; shared where it is contiguous."""
+    """Bytes, an array or a torch tensor as flat uint8; shared where it is contiguous, and copied from a GPU."""
     if isinstance(buffer, bytes | bytearray | memoryview):
         return np.frombuffer(buffer, np.uint8)
-    array = to_numpy(buffer, name) if is_torch(buffer) else np.asarray(buffer)
+    array = to_numpy(in_cpu_memory(buffer), name) if is_torch(buffer) else np.asarray(buffer)
     require(array.dtype.kind not in "OUSMm", f"{name} has dtype {array.dtype}", "numbers")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -75,30 +77,134 @@ def _move(source: Bytes, target: Bytes, start: Int64, end: Int64, length: Int64)
         out[end[mine]] = here[start[mine]]
 
 
+class Digit(NamedTuple):
+    """Digit of a strided copy: index ``i`` of ``size`` moves both ends, by ``i * source`` and ``i * target`` bits.
+
+    >>> Digit(4, 16, 64).joined_by(Digit(2, 64, 256))
+    Digit(size=8, source=16, target=64)
+    """
+
+    size: int
+    source: int
+    target: int
+
+    def joined_by(self, coarser: Digit) -> Digit | None:
+        """Both as one digit, where ``coarser`` goes on where this one ends at both ends; None elsewhere."""
+        follows = coarser[1:] == (self.size * self.source, self.size * self.target)
+        return Digit(self.size * coarser.size, self.source, self.target) if follows else None
+
+
+@dataclass(frozen=True)
+class StridedCopy:
+    """Copies of ``bits`` bits each from bit ``source`` to bit ``target``, one for each index of each digit.
+
+    digits   strides at both ends, the finest at the target first; none has a size of 1
+    table    of what is no sum of common digits: further steps of both ends in bits, int64 ``[2, n]``
+
+    >>> StridedCopy.of((0, 0), [(np.arange(4) * 64, np.arange(4) * 256), (np.arange(8) * 8, np.arange(8) * 8)], 8)
+    StridedCopy(64 bits from 0 to 0, 4 times 64 -> 256)
+    """
+
+    source: int
+    target: int
+    bits: int
+    digits: tuple[Digit, ...]
+    table: Int64
+
+    def __repr__(self) -> str:
+        times = "".join(f", {size} times {here} -> {there}" for size, here, there in self.digits)
+        table = f", {self.table.shape[1]} of a table" if self.table.shape[1] > 1 else ""
+        return f"StridedCopy({self.bits} bits from {self.source} to {self.target}{times}{table})"
+
+    @staticmethod
+    def of(base: tuple[int, int], tables: Sequence[tuple[Int64, Int64]], bits: int) -> StridedCopy:
+        """The copies of elements of ``bits`` whose addresses are, at each end, ``base`` plus one entry of each table.
+
+        Elements that follow each other at both ends are one copy.
+        """
+        digits: list[Digit] = []
+        table = np.zeros((2, 1), np.int64)
+        source, target = base
+        for here, there in tables:
+            source, target = source + int(here[0]), target + int(there[0])
+            for one, other in _digits(here - here[0], there - there[0]):
+                digit = Digit(one.size, int(one[1]), int(other[1]))
+                if all(np.array_equal(x, np.arange(x.size) * x[1]) for x in (one, other)):
+                    digits.append(digit)
+                else:
+                    table = np.stack([np.add.outer(*pair).ravel() for pair in zip(table, (one, other), strict=True)])
+        return StridedCopy(source, target, bits, tuple(digits), table)._plain()
+
+    def _plain(self) -> StridedCopy:
+        """Longer runs and fewer digits, where neighbours stay neighbours."""
+        digits, bits = [digit for digit in self.digits if digit.size > 1], self.bits
+        while found := next((digit for digit in digits if digit[1:] == (bits, bits)), None):
+            digits.remove(found)
+            bits *= found.size
+        digits.sort(key=lambda digit: abs(digit.target))
+        joined: list[Digit] = []
+        for digit in digits:
+            at = next((n for n, finer in enumerate(joined) if finer.joined_by(digit)), None)
+            if at is None:
+                joined.append(digit)
+            else:
+                joined[at] = joined[at].joined_by(digit) or digit
+        return replace(self, bits=bits, digits=tuple(joined))
+
+    def beside(self, other: StridedCopy) -> StridedCopy | None:
+        """One copy of this and a later one: runs that follow each other, or the same copies further on; else None."""
+        if self.digits != other.digits or not np.array_equal(self.table, other.table):
+            return None
+        apart = Digit(2, other.source - self.source, other.target - self.target)
+        if apart[1:] == (self.bits, self.bits):
+            return replace(self, bits=self.bits + other.bits)._plain()
+        return replace(self, digits=(*self.digits, apart))._plain() if self.bits == other.bits else None
+
+    @staticmethod
+    def joined(parts: Sequence[StridedCopy]) -> tuple[StridedCopy, ...]:
+        """The same copies in as few as possible, by source."""
+        left = sorted(parts, key=lambda part: part.source)
+        at = 0
+        while at < len(left) - 1:
+            both = left[at].beside(left[at + 1])
+            if both is None:
+                at += 1
+            else:
+                left[at : at + 2] = [both]
+                at = max(at - 1, 0)
+        return tuple(left)
+
+    @property
+    def moves(self) -> bool:
+        """Tells whether anything changes its place."""
+        apart = any(digit.source != digit.target for digit in self.digits)
+        return apart or self.source != self.target or not np.array_equal(*self.table)
+
+    @property
+    def times(self) -> int:
+        """Number of runs."""
+        return math.prod(digit.size for digit in self.digits) * self.table.shape[1]
+
+    @property
+    def whole(self) -> bool:
+        """Tells whether all are of whole bytes."""
+        steps = [step for digit in self.digits for step in digit[1:]]
+        return not any(n % 8 for n in (self.source, self.target, self.bits, *steps)) and not (self.table & 7).any()
+
+    def copies(self) -> Copies:
+        """The descriptors of all of them."""
+        at, to = self.source + self.table[0], self.target + self.table[1]
+        for size, here, there in sorted(self.digits, key=lambda digit: -abs(digit.source * (digit.size - 1))):
+            at, to = (np.add.outer(x, np.arange(size) * step).ravel() for x, step in ((at, here), (to, there)))
+        return Copies(at, to, np.full(at.size, self.bits, np.int64))
+
+
 def copies_of(base: tuple[int, int], tables: Sequence[tuple[Int64, Int64]], bits: int) -> Copies:
     """Copies of elements of ``bits`` whose addresses are, at each end, ``base`` plus one entry of each table.
 
     Digits of an axis whose elements follow each other at both ends make one copy longer; the others are enumerated.
     """
-    source, target = base
-    digits: list[tuple[Int64, Int64]] = []
-    for here, there in tables:
-        source, target = source + int(here[0]), target + int(there[0])
-        digits += _digits(here - here[0], there - there[0])
-    grown = True
-    while grown:
-        grown = False
-        for number, (here, there) in enumerate(digits):
-            run = bits * np.arange(here.size)
-            if np.array_equal(here, run) and np.array_equal(there, run):
-                bits *= here.size
-                del digits[number]
-                grown = True
-                break
-    at, to = np.array([source]), np.array([target])
-    for here, there in sorted(digits, key=lambda one: -int(np.abs(one[0]).max())):
-        at, to = np.add.outer(at, here).ravel(), np.add.outer(to, there).ravel()
-    return Copies(at, to, np.full(at.size, bits, np.int64))
+    return StridedCopy.of(base, tables, bits).copies()
 
 
 def _digits(here: Int64, there: Int64) -> list[tuple[Int64, Int64]]:

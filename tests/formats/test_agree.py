@@ -181,6 +181,23 @@ def test_converted_bytes_are_those_of_the_other_encoder(one: str, other: str) ->
     assert there.copies.nbytes == a.nbytes
 
 
+@pytest.mark.parametrize("name", ["vllm.x_split", "mla.584", "flashinfer.nvfp4", "vllm.nvfp4", "lmdeploy.int4"])
+@pytest.mark.parametrize(("here", "there"), [((6, 32), (4, 48)), ((4, 16), (1, 64))])
+def test_pages_of_another_size_hold_the_same_tokens(name: str, here: Any, there: Any) -> None:
+    """Rests on the encoder of the other page size, given the same tokens in their order."""
+    a, b = (known_format(name, heads=2, dim=64, pages=pages, page_size=size) for pages, size in (here, there))
+    codes = {field.name: markers(field.shape, number).astype(np.uint8) & 15 for number, field in enumerate(a.fields)}
+    tokens = {}
+    for field in b.fields:
+        axes = list(field.axes)
+        at = axes.index("page")
+        old = np.moveaxis(codes[field.name], axes.index("slot"), at + 1)  # pages and slots side by side: tokens
+        new = old.reshape(*old.shape[:at], there[0], there[1], *old.shape[at + 2 :])
+        tokens[field.name] = np.moveaxis(new, at + 1, axes.index("slot"))
+    assert np.array_equal(convert(a, b).apply(a.pack(codes)), b.pack(tokens))
+    assert np.array_equal(convert(b, a).apply(b.pack(tokens)), a.pack(codes))
+
+
 def test_half_bytes_and_copies_are_converted() -> None:
     a = Format.parse("slot:4 (dim:16 dim/16:2 k.b4, k_scale.f16)")
     b = Format.parse("(copy:2 slot:4 (dim/2:16 -dim:2 k.b4, pad:1), slot:4 k_scale.f16)")
@@ -212,6 +229,11 @@ def test_pages_are_converted_in_place_one_by_one() -> None:
         ("slot:4 dim:8 k.s8", "slot:4 (dim:8 k.s8, k_scale.f32)", "source has no field k_scale: .* come from nowhere"),
         ("slot:4 dim:8 k.bf16", "slot:4 dim:8 k.e4m3", "k is e4m3 in target: must be bf16"),
         ("slot:4 dim:8 k.bf16", "slot:2 dim:8 k.bf16", "slot of k is 2 in target: must be 4"),
+        ("page:2 slot:4 dim:8 k.bf16", "page:3 slot:2 dim:8 k.bf16", "page of k is 3 in target: must be 2"),
+        ("page:2 (slot:4 dim:8 k.s8, k_scale.f32)", "page:4 (slot:2 dim:8 k.s8, k_scale.f32)",
+         "k_scale is one for 2 along slot in target: must be one for 4, as in source"),
+        ("page:2 slot/2:2 (slot:2 dim:8 k.s8, k_scale.f32)", "(page:4 slot:2 dim:8 k.s8, k_scale.f32)",
+         "k_scale is one for all pages in target: must be one for each page"),
         ("slot:4 (dim:8 k.s8, dim/4:2 k_scale.f32)", "slot:4 (dim:8 k.s8, k_scale.f32)",
          "k_scale is one for 8 along dim in target: must be one for 4"),
     ],

@@ -144,7 +144,8 @@ ask("00.page", page)
 # - **To learn**: [1](01_follow_one_token.ipynb), [2](02_layouts.ipynb), [3](03_swizzles_and_banks.ipynb),
 #   [4](04_fragments.ipynb), then [6](06_kv_caches.ipynb) and [9](09_mha_decode.ipynb).
 # - **To write kernels**: [3](03_swizzles_and_banks.ipynb), [4](04_fragments.ipynb), [5](05_tma.ipynb), [7](07_kv_buffer.ipynb),
-#   [8](08_kv_mma_op.ipynb), [13](13_on_the_chip.ipynb), [14](14_debug_your_kernel.ipynb), [15](15_xray.ipynb).
+#   [8](08_kv_mma_op.ipynb), [13](13_on_the_chip.ipynb), [14](14_debug_your_kernel.ipynb), [15](15_xray.ipynb),
+#   [18](18_linear_layouts.ipynb).
 # - **To serve models**: [6](06_kv_caches.ipynb), [9](09_mha_decode.ipynb), [10](10_mha_prefill.ipynb), [11](11_mla.ipynb),
 #   [12](12_fp8_kv.ipynb), [16](16_in_your_stack.ipynb).
 #

@@ -35,10 +35,12 @@ _BELOW = "Below: the basis vectors, from which all others follow."
 
 
 def draw_linear_layout(
-    layout: LinearLayout, *, element_bytes: int = 2, banks: int = 32, thread: int | None = None,
+    layout: LinearLayout, *, element_bytes: int = 2, banks: int = 32, thread: int | None = None, bits: bool = False,
     title: str | None = None, caption: str | None = None,
 ) -> Picture:
-    """A :class:`kvlab.layout.LinearLayout` as what it describes, and below it the table of its basis vectors.
+    """A :class:`kvlab.layout.LinearLayout` as what it describes, and below it the table of its basis vectors; with
+    ``bits`` only the matrix of these vectors in binary digits: a column for each bit of an index, a row for each bit
+    of a coordinate.
 
     - ``register``, ``lane``, ``warp`` -> coordinates: the grid of elements, each with the thread and the register that
       hold it (where several do, the lowest); ``thread`` (warp * lanes + lane) can be picked out: all that it holds is
@@ -57,9 +59,13 @@ def draw_linear_layout(
     >>> from kvlab.layout import LinearLayout
     >>> draw_linear_layout(LinearLayout.from_atom(get_atom("mma.sync.m16n8k16.bf16"))).title
     '16 x 8 elements: 32 threads hold 4 each, every element once'
+    >>> draw_linear_layout(LinearLayout({"lane": [[1, 0], [1, 1], [0, 0]]}, (2, 2)), bits=True).title
+    'lane -> dim0, dim1: 2 of 3 bits choose the place, 1 holds a copy'
     """
     if not hasattr(layout, "in_dims"):
         raise ValueError(f"cannot draw {layout!r} as a linear layout: must be a LinearLayout")
+    if bits:
+        return _bit_matrix(layout, title, caption)
     names = set(layout.in_dims)
     if names & {"register", "lane", "warp"}:
         top, found, told = _held(layout, thread)
@@ -352,6 +358,42 @@ def _bases(canvas: Canvas, layout: Any, y: float) -> None:
         y += 26
     if any(not any(vector) for _, vectors in lines for vector in vectors):
         keys(canvas, NAME, y + 2, [(HATCH, "", "zero: a copy at the same place")])
+
+
+def _bit_matrix(layout: Any, title: str | None, caption: str | None) -> Picture:
+    """The matrix over bits: lines between dimensions, a column without a 1 hatched."""
+    canvas, tall = Canvas(), 20.0
+    columns = [(name, bit, v) for name, vectors in layout.bases.items() for bit, v in enumerate(vectors)]
+    rows = [(axis, name, bit) for axis, (name, size) in enumerate(layout.out_dims.items())
+            for bit in range(size.bit_length() - 1)]
+    wide = max(14.0, min(30.0, (WIDTH - NAME) // max(len(columns), 1)))
+    right, below = NAME + wide * len(columns), HEADER + tall * len(rows)
+    canvas.text(NAME - 8, 10, "index", size=10, anchor="end", opacity=QUIET)
+    for line, (_, name, bit) in enumerate(rows):
+        y, of = HEADER + tall * line, f"{name} " * (bit == 0)
+        canvas.text(NAME - 8, y + 14, f"{of}{1 << bit}", size=10, anchor="end", weight=600 if of else None)
+        if of:
+            canvas.line(0, y, right, y, opacity=0.5)
+    for number, (name, bit, vector) in enumerate(columns):
+        x, copy = NAME + wide * number, not any(vector)
+        canvas.text(x + wide / 2, HEADER - 6, str(1 << bit), size=10, anchor="middle", opacity=QUIET)
+        words = f"{name} {1 << bit} -> {_vector(list(vector))}{': a copy at the same place' * copy}"
+        for line, (axis, _, at) in enumerate(rows):
+            shade = None if copy else 0.75 if vector[axis] >> at & 1 else 0.06
+            y = HEADER + tall * line + 1
+            canvas.rect(x + 1, y, wide - 2, tall - 2, fill=HATCH if copy else INK, opacity=shade, title=words)
+        if bit == 0:
+            canvas.line(x, 14, x, below, opacity=0.5)
+            canvas.text(x + 4, 10, name, size=11, weight=600)
+    copies = sum(not any(vector) for *_, vector in columns)
+    if copies:
+        keys(canvas, NAME, below + 14, [(HATCH, "", "zero: a copy at the same place")])
+    canvas.extend(560, below)
+    of, to = (", ".join(dict.fromkeys(names)) for names in ([c[0] for c in columns], [r[1] for r in rows]))
+    found = f"{of} -> {to}: {len(columns) - copies} of {len(columns)} bits choose the place"
+    found += f", {copies} hold{'s' * (copies == 1)} a copy" * bool(copies)
+    told = "A column for each bit of an index, a row for each bit of a coordinate; dark is 1. A place is the exclusive "
+    return canvas.picture(title or found, caption or f"{told}or of the columns of the bits that are set.")
 
 
 def _vector(vector: list[int]) -> str:

@@ -361,6 +361,7 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "swizzle, fp32": lambda: viz.draw_swizzle(Swizzle(5, 0, 5, "fp32")),
     "linear layout": lambda: viz.draw_linear_layout(LinearLayout.from_atom(MMA, "b", warps=(2, 2))),
     "linear layout, thread": lambda: viz.draw_linear_layout(LinearLayout.from_atom(MMA, "c", warps=(2, 2)), thread=127),
+    "linear layout, bits": lambda: viz.draw_linear_layout(LinearLayout.from_atom(MMA, "b", warps=(2, 2)), bits=True),
     "linear layout, small": lambda: LinearLayout({"register": [[0, 1]], "lane": [[0, 2], [1, 0]]}, (2, 4)),
     "thread values": lambda: viz.draw_thread_values(Layout("((4,8),(2,2)):((32,1),(16,8))"), (16, 8), thread=5),
     "tile tensor": lambda: TileTensor.stack_allocation(Layout.row_major(8, 16), "fp32").tile((4, 8), (1, 1)),

@@ -284,6 +284,24 @@ stored = small.pages.layers[0]
 truth = (stored.blocks.nbytes + stored.scales.nbytes) // (16 * 4)
 """,
     },
+    "18_linear_layouts": {
+        "18.element": """
+truth = blocked(register=3, lane=13, warp=1)
+""",
+        "18.bases": """
+truth = [[bit % 16, bit // 16 * 8] for bit in (1, 2, 4, 8, 16)]
+""",
+        "18.alone": """
+truth = 2 ** len(along["register"])
+""",
+        "18.copies": """
+truth = 2 ** len(wide.to_linear_layout((8, 16)).kernel())
+""",
+        "18.path": """
+two = NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 2], instr_shape=[16, 8])
+truth = way(two.to_linear_layout((64, 64)), DotOperandLayout(0, two, 2).to_linear_layout((64, 64)))
+""",
+    },
 }
 
 

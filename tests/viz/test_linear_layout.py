@@ -156,3 +156,20 @@ def test_bad_input_is_refused() -> None:
 def test_too_many_thread_values_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="up to 262144 elements can be drawn"):
         draw_thread_values(Layout((1 << 31, 1 << 31)), (1 << 31, 1 << 31))
+
+
+@pytest.mark.parametrize("layout", [HELD["operand"], SwizzledSharedLayout(8, 1, 8, [1, 0]).to_linear_layout((8, 64))])
+def test_the_matrix_over_bits_is_the_basis_vectors(layout: LinearLayout, sound, overlaps) -> None:
+    """Law: the dark cells of a column, read from the top as the bits of the coordinates, are its basis vector."""
+    picture = draw_linear_layout(layout, bits=True)
+    assert not overlaps(picture)
+    dark: dict[str, list[bool]] = {}
+    svg = "{http://www.w3.org/2000/svg}"
+    for rect in (one for one in sound(picture).iter(f"{svg}rect") if one.find(f"{svg}title") is not None):
+        dark.setdefault(rect.findtext(f"{svg}title").partition(" ->")[0], []).append(rect.get("opacity") == "0.75")
+    sizes = [size.bit_length() - 1 for size in layout.out_dims.values()]
+    for name, vectors in layout.bases.items():
+        for bit, vector in enumerate(vectors):
+            digits = [bool(x >> at & 1) for x, size in zip(vector, sizes, strict=True) for at in range(size)]
+            assert dark.pop(f"{name} {1 << bit}") == digits
+    assert not dark

@@ -38,9 +38,9 @@ DECODED = 4
 NO_BACKWARD = "kvlab is for inference, and its forward pass gives the same bits each time"
 NO_DROPOUT = "kvlab drops no weights; scale and causal are given by name where version 3 has no dropout_p"
 NO_SPLITS = "a prefill shares no keys between programs"
+NO_UNITS = "programs share the keys of a call with qv by the lengths"
 SCALES = {"q_scale": "q_descale", "k_scale": "k_descale", "v_scale": "v_descale"}
 LACKING: dict[str, tuple[str, Any]] = {
-    "qv": ("no operation takes a second query", None),
     "pack_gqa": ("the query heads of a group are packed in any case", None),
     "sm_margin": ("a launch takes the whole GPU", 0),
     "scheduler_metadata": ("work is shared out on the GPU, see kvlab.attention.plan", None),
@@ -52,7 +52,7 @@ LACKING: dict[str, tuple[str, Any]] = {
 class Version3Options(TypedDict, total=False):
     """Keywords of version 3, in all three calls, and kvlab's ``backend``."""
 
-    qv: None
+    qv: Tensor | None
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
@@ -86,7 +86,7 @@ class CacheOptions(Version3Options, total=False):
     scheduler_metadata: None
 
 
-@in_names(scale="softmax_scale", **SCALES)
+@in_names(scale="softmax_scale", k_cache="k", v_cache="v", **SCALES)
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
@@ -94,19 +94,21 @@ def flash_attn_func(
 ) -> Any:
     """Attention of q ``[B, S, Hq, D]`` to k ``[B, n, Hkv, D]`` and v ``[B, n, Hkv, Dv]``: out ``[B, S, Hq, Dv]``.
 
-    softmax_scale  of the scores, ``1 / sqrt(D)`` if None
+    softmax_scale  of the scores, ``1 / sqrt(D)`` if None, ``1 / sqrt(D + Dv)`` with qv
     causal         query i sees the keys up to ``i + n - S``: aligned at the end, bottom right
     window_size    ``(left, right)`` keys beside that of the query; below 0 is no bound
     softcap        0, or c of ``c tanh(scores / c)``
     alibi_slopes   float32 ``[Hq]`` or ``[B, Hq]``: slope times the distance of query and key is subtracted from scores
     q_descale, k_descale, v_descale  float32 ``[B, Hkv]`` that float8_e4m3fn values are to be multiplied by; out is
                    bfloat16 then
+    qv             None, or a second query ``[B, S, Hq, Dv]`` of V, as of
+                   :func:`~kvlab.attention.mha_decode_paged`
     attention_chunk  0, or keys of a chunk: a query sees those of its own
     return_attn_probs  return ``(out, lse, None)``: lse ``[B, Hq, S]``, float32, natural logarithm, +inf for a row
                    without a key, whose output is 0. Probabilities are not kept
 
     D and Dv that are no multiples of 8 are filled up with zeros, in copies. NotImplementedError: dropout_p,
-    deterministic (of a backward pass), qv, num_splits above 1, pack_gqa, sm_margin.
+    deterministic (of a backward pass), num_splits above 1, pack_gqa, sm_margin.
 
     >>> q, kv = torch.ones(1, 3, 4, 64), torch.ones(1, 2, 2, 64)
     >>> out, lse, _ = flash_attn_func(q, kv, kv, causal=True, return_attn_probs=True, backend="emulator")
@@ -117,6 +119,13 @@ def flash_attn_func(
     lacks(NO_BACKWARD, False, deterministic=deterministic)
     _check_version_3(version_3, DenseOptions)
     checked_tensors(q=q, k=k, v=v, alibi_slopes=alibi_slopes)
+    if version_3.get("qv") is not None:  # a sequence is a page
+        of_pages: Any = version_3
+        found = flash_attn_with_kvcache(
+            q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+            alibi_slopes=alibi_slopes, return_softmax_lse=True, **of_pages,
+        )
+        return (*found, None) if return_attn_probs else found[0]
     options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
     options |= _scales(version_3, q, k, v)
     out, lse = _with_whole_rows(mha_prefill, (q, k, v), options)
@@ -140,7 +149,8 @@ def flash_attn_varlen_func(
                    keys of a sequence as many as ``cu_seqlens_k`` says, or ``seqused_k`` ``[B]``
     return_attn_probs  return ``(out, lse, None)`` with lse ``[Hq, total]``
 
-    The rest: as for :func:`flash_attn_func`. NotImplementedError, besides: seqused_q, seqused_k without block_table.
+    The rest: as for :func:`flash_attn_func`. NotImplementedError, besides: seqused_q, and without block_table qv and
+    seqused_k.
 
     >>> q, kv, starts = torch.ones(3, 4, 64), torch.ones(5, 2, 64), torch.tensor([0, 1, 3])
     >>> out, lse, _ = flash_attn_varlen_func(
@@ -160,7 +170,7 @@ def flash_attn_varlen_func(
     options |= {"max_seqlen_q": max_seqlen_q, **_scales(version_3, q, k, v)}
     if block_table is None:
         lacks("keys of a sequence lie one after the other; pages with a block_table may be used in part",
-              seqused_k=seqused_k)
+              seqused_k=seqused_k, qv=version_3.get("qv"))
         require(cu_seqlens_k is not None, "cu_seqlens_k is None", "[B + 1], without a block_table")
         for name in options.keys() & {"k_scale", "v_scale"}:  # each token's has the same shape if there are B of them
             if k.shape[0] == options[name].shape[0]:
@@ -171,7 +181,7 @@ def flash_attn_varlen_func(
         one = (cu_seqlens_k is None) != (seqused_k is None)
         require(one, "of cu_seqlens_k and seqused_k both or none is given", "one, the keys of each sequence")
         lens: Any = cu_seqlens_k.diff() if cu_seqlens_k is not None else seqused_k
-        out, lse = mha_prefill_paged(q, k, v, block_table, lens, cu_seqlens_q, **options)
+        out, lse = mha_prefill_paged(q, k, v, block_table, lens, cu_seqlens_q, qv=version_3.get("qv"), **options)
     return (out, _heads_first(lse), None) if return_attn_probs else out
 
 
@@ -204,8 +214,8 @@ def flash_attn_with_kvcache(
     rotary_seqlens  integers ``[B]``: positions count from these instead of ``cache_seqlens``
 
     The rest: as for :func:`flash_attn_func`. Nothing is written before all is checked. On a GPU, where values are not
-    looked at, new keys past the cache's end are dropped. NotImplementedError: qv, num_splits above 1 with more than 4
-    new tokens, pack_gqa, sm_margin, scheduler_metadata, k and v for a cache of fp8.
+    looked at, new keys past the cache's end are dropped. NotImplementedError: num_splits above 1 with more than 4 new
+    tokens or with qv, pack_gqa, sm_margin, scheduler_metadata, k and v for a cache of fp8.
 
     >>> q, new, cache = torch.ones(1, 1, 4, 64), torch.ones(1, 1, 2, 64), torch.zeros(2, 1, 32, 2, 64)
     >>> out, lse = flash_attn_with_kvcache(q, *cache, new, new, cache_seqlens=3, softmax_scale=0.0, causal=True,
@@ -220,11 +230,12 @@ def flash_attn_with_kvcache(
     _check_version_3(version_3, CacheOptions)
     cu_seqlens_q, cu_seqlens_k_new = version_3.get("cu_seqlens_q"), version_3.get("cu_seqlens_k_new")
     page_table, rotary_seqlens = version_3.get("page_table"), version_3.get("rotary_seqlens")
+    qv = version_3.get("qv")
     checked_tensors(
         q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
         cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table, page_table=page_table,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
-        alibi_slopes=alibi_slopes,
+        alibi_slopes=alibi_slopes, qv=qv,
     )
     options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
     options |= {"leftpad_k": cache_leftpad, **_scales(version_3, q, k_cache, v_cache)}
@@ -274,18 +285,21 @@ def flash_attn_with_kvcache(
     else:
         lacks("nothing is turned without rotary_cos", rotary_seqlens=rotary_seqlens)
         _check_lengths(lens, table, k_cache, 0)
+    if qv is not None:
+        _check_axes("qv", qv, cu_seqlens_q, "cu_seqlens_q")
+        lacks(NO_UNITS, 0, 1, num_splits=num_splits)
     if cu_seqlens_q is None and q.shape[1] <= DECODED:
         operation: Any = mha_decode_paged
         arguments: tuple[Any, ...] = (q, k_cache, v_cache, table, lens)
-        options["num_splits"] = count("num_splits", num_splits) or None
+        options |= {"num_splits": count("num_splits", num_splits) or None} if qv is None else {"qv": qv}
     else:
         lacks(NO_SPLITS, 0, 1, num_splits=num_splits)
-        operation = mha_prefill_paged
+        operation, options["qv"] = mha_prefill_paged, qv
         rows, starts, options["max_seqlen_q"] = q, cu_seqlens_q, version_3.get("max_seqlen_q")
         if starts is None:
             options["max_seqlen_q"] = int(q.shape[1])
             starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * q.shape[1]
-            rows = q.flatten(0, 1)
+            rows, options["qv"] = q.flatten(0, 1), None if qv is None else qv.flatten(0, 1)
         arguments = (rows, k_cache, v_cache, table, lens, starts)
     if k is not None and v is not None and store is not None:
         if not torch.compiler.is_compiling():

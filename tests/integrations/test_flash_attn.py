@@ -226,6 +226,28 @@ def test_ragged_queries_over_pages() -> None:
         close(by_used[i:j], exact(q[i:j], k, v, causal=True)[0], torch.float32)
 
 
+@pytest.mark.parametrize("S", [2, 6])
+def test_qv(S: int) -> None:
+    """A query of V, too, of all three calls: as of keys that have V behind them, by their own scale."""
+    q, k, v = randn(2, S, 4, 32), randn(2, 9, 2, 32), randn(2, 9, 2, 256)
+    qv = randn(2, S, 4, 256, tag=1)
+    more: Case = {"causal": True, "backend": "emulator"}
+    out, lse, _ = flash_attn_func(q, k, v, qv=qv, return_attn_probs=True, **more)
+    table, lens = torch.tensor([[1], [0]]), torch.tensor([9, 7], dtype=torch.int32)
+    cached = flash_attn_with_kvcache(q, k, v, page_table=table, cache_seqlens=lens, qv=qv, **more)
+    starts = torch.tensor([0, S, 2 * S])
+    ragged = flash_attn_varlen_func(q.flatten(0, 1), k, v, starts, None, S, 9, block_table=table,
+                                    seqused_k=lens, qv=qv.flatten(0, 1), **more)
+    for b in range(2):
+        both = [torch.cat(x, -1) for x in ((q[b], qv[b]), (k[b], v[b]), (k[1 - b][: lens[b]], v[1 - b][: lens[b]]))]
+        expected, expected_lse = exact(both[0], both[1], v[b], causal=True)
+        close(out[b], expected, torch.float32)
+        close(lse[b].T, expected_lse, torch.float32)
+        expected, _ = exact(both[0], both[2], v[1 - b][: lens[b]], causal=True)
+        close(cached[b], expected, torch.float32)
+        close(ragged[S * b : S * b + S], expected, torch.float32)
+
+
 @pytest.mark.interpreter
 def test_backend_auto_is_the_kernel() -> None:
     q, cache = randn(1, 2, 4, 32, dtype=torch.float16), randn(1, 20, 2, 32, dtype=torch.float16)
@@ -254,7 +276,7 @@ LACKING: dict[str, tuple[Any, Case]] = {
     "dropout_p is 0.1": (flash_attn_func, {"dropout_p": 0.1}),
     "dropout_p is None": (flash_attn_func, {"dropout_p": None}),
     "deterministic is True": (flash_attn_func, {"deterministic": True}),
-    "qv is a tensor": (flash_attn_func, {"qv": Q}),
+    "num_splits is 3": (flash_attn_with_kvcache, {"qv": Q, "num_splits": 3}),
     "num_splits is 2": (flash_attn_func, {"num_splits": 2}),
     "pack_gqa is False": (flash_attn_func, {"pack_gqa": False}),
     "sm_margin is 8": (flash_attn_func, {"sm_margin": 8}),
@@ -299,6 +321,7 @@ WRONG: dict[str, tuple[Any, Case]] = {
     "rotary_cos has 4 positions": (
         flash_attn_with_kvcache, {"k": Q, "v": Q, "cache_seqlens": 3, "rotary_cos": Q[0, 0], "rotary_sin": Q[0, 0]},
     ),
+    "qv beside head dimensions 32 of K and 32 of V": (flash_attn_func, {"qv": Q}),
     "q requires grad": (flash_attn_func, {"q": Q.clone().requires_grad_()}),
 }
 

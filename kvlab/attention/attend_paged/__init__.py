@@ -36,7 +36,7 @@ def attend_paged(
                  small, all sequences are walked in one grid
     causal       query i of S is at position ``p = i + n - S`` and sees the keys up to p (aligned at the end). True
                  unless there is a ``mask``
-    scale        of the scores, ``1 / sqrt(D)`` by default
+    scale        of the scores, ``1 / sqrt(D)`` by default, ``1 / sqrt(D + Dv)`` with qv
     mask         None, or a mask of :mod:`kvlab.attention.masks`, as of ``mha_prefill_paged``
     window       None; with causal a number of keys, the query's own among them; or ``(left, right)``
     leftpad_k    None, or integers ``[B]``: keys before the first valid one of each, as of ``mha_prefill_paged``

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvlab.attention.call.checks import check_lengths_and_pages, check_pages
+from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, given
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.operands import STARTS, TABLE, Operand, Sizes, check_heads
 from kvlab.attention.call.planned import PlannedCall
 from kvlab.attention.call.ragged import PrefillCall, check_offsets, longest
 from kvlab.attention.features.intervals import keys_in_table
+from kvlab.attention.features.qv import check_emulated_qv, check_qv
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
@@ -35,6 +36,7 @@ class AttendPaged(PlannedCall, PrefillCall):
         Operand("q", "[total, Hq, D]"), Operand("k_cache", "[pages, page_size, Hkv, D]", paged=True),
         Operand("v_cache", "[pages, page_size, Hkv, D]", paged=True),
         STARTS, TABLE, Operand("seq_lens", "[B = {B}]", integers=True, strides="any"),
+        Operand("qv", optional=True),
         Operand("out", strides="", optional=True),
     )
     paged_scales = "k_scale", "v_scale"
@@ -53,6 +55,7 @@ class AttendPaged(PlannedCall, PrefillCall):
         check_heads(self.q, caches)
         if is_fp8(self.k_cache):
             check_pairs(caches)
+        check_qv(self.arguments.get("qv"), self.q, self.v_cache)
         longest(self.max_seqlen_q, self.q, self.cu_seqlens_q)
 
     def arrange(self) -> None:
@@ -78,7 +81,8 @@ class AttendPaged(PlannedCall, PrefillCall):
             emulated = "sm_90"
         elif chosen == "emulator":
             emulated, depths = self.arch, (int(q.shape[-1]), int(v_cache.shape[-1]))
-            caches = {"k_cache": k_cache, "v_cache": v_cache}
+            check_emulated_qv(self.features.qv, emulated)
+            caches = {"k_cache": k_cache, "v_cache": v_cache} | given(qv=self.features.qv)
             check_emulated("mha_decode", emulated, q, caches, {"k_cache": depths})
         if problem.pairs:
             check_fp8_gpu(q)

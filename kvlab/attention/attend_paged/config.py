@@ -11,6 +11,8 @@ from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.mha_decode.config import DecodeConfig, DecodeProblem, choose_config, problem_of, shared_bytes
 from kvlab.attention.schedule.config import INVARIANT_KEYS, MOST_UNITS, ScheduleConfig, ScheduleProblem
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.attention.tiles.pieces import pieces
+from kvlab.attention.tiles.tile_bytes import tile_bytes
 from kvlab.mirror.twin import Twin
 
 LISTS = {
@@ -196,13 +198,13 @@ def walk_of(
 
 def choose_walks(
     problem: DecodeProblem, longest: int, *, processors: int = 132, arch: str = "sm_90", shared: int | None = None,
-    heavy: bool = False, biased: bool = False, batch_invariant: bool = False,
+    heavy: bool = False, biased: bool = False, batch_invariant: bool = False, qv: bool = False,
 ) -> WalkConfig:
     """The walks of a call in which no sequence has more than ``longest`` new tokens: where these are ragged and many,
     one over the sequences whose rows fit a tile of 32, and one over the others, whose tiles are larger. The rows of a
     tile depend on the sizes and the architecture alone, so that layers of other features share a plan.
     ``batch_invariant``: what others have decides nothing; units of 2048 keys, of so many more as the rows of an item
-    are more than 32.
+    are more than 32. ``qv``: V has a query, too, and tiles have room for rows of K and V side by side.
 
     >>> problem = AttendProblem(64, 2108, 32, 8, 128, 128, itemsize=2, page_size=16, max_keys=32768, ragged=True)
     >>> few, many = choose_walks(problem, 512).walks
@@ -215,7 +217,8 @@ def choose_walks(
     ragged = isinstance(problem, AttendProblem) and problem.ragged
     longest = UNLIMITED // problem.group if ragged and batch_invariant else longest
     several = ragged and longest > few
-    walks = []
+    columns, walks = pieces(problem.widths[0]), []
+    problem = replace(problem, head_dim=problem.head_dim + problem.v_dim) if qv else problem
     for tokens in (few, longest) if several else (longest,):
         rows = tokens * problem.group
         deep = max(problem.widths) > 128 and rows > 16
@@ -231,7 +234,9 @@ def choose_walks(
         large = {}
         if tiles.BM == LARGE_ROWS:
             large = {"block": LARGE_BLOCK, "overhead": LARGE_OVERHEAD, "least": LARGE_OVERHEAD + 1}
-        walk = walk_of(replace(tiles, row_tiles=together, longest_first=0), problem, processors=processors, **large)
+        tiles = replace(tiles, columns=columns, row_tiles=together, longest_first=0)
+        tiles = _read_twice(tiles, problem, arch, shared, biased) if qv else tiles
+        walk = walk_of(tiles, problem, processors=processors, **large)
         unit = INVARIANT_KEYS // walk.schedule.block * max(1, walk.schedule.rows // FEW_ROWS) if batch_invariant else 0
         walks.append(replace(walk, schedule=replace(walk.schedule, unit=unit)))
     if several:
@@ -252,6 +257,24 @@ def _large(
     large = replace(tiles, BM=BM, BN=64, num_warps=BM // 16, num_stages=2)
     fits = shared_bytes(large, problem, arch, biased=biased) <= (shared or shared_limit(arch))
     return large if fits else replace(large, num_stages=1)
+
+
+def _read_twice(
+    tiles: DecodeConfig, problem: DecodeProblem, arch: str, shared: int | None, biased: bool
+) -> DecodeConfig:
+    """Tiles whose V lies in shared memory once for both products, so that several are in flight there; float32 without
+    tensor cores has fewer keys on AMD, or its registers spill.
+    """
+    if traits(arch).amd or problem.itemsize == 4:
+        return replace(tiles, BN=16) if traits(arch).amd and problem.itemsize == 4 else tiles
+    v = sum(tiles.v_columns)
+    row = sum(tiles.columns) + v
+    room = [
+        tile_bytes(tiles.BM, 64, (row, 0), 2, stages, arch=arch, q_columns=(row, v), hops=2, biased=biased)
+        for stages in (5, 2)
+    ]
+    deep = room[0] <= (shared or shared_limit(arch))
+    return replace(tiles, BN=64, num_warps=8, num_stages=5 if deep else 2)
 
 
 def register_limit(tiles: DecodeConfig, problem: DecodeProblem) -> dict[str, int]:

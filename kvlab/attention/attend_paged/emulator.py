@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -192,8 +193,12 @@ def walk(
             first, limit = np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
             rows = batch, head, token, is_row, first, limit
             where = lo + pad, hi + pad  #- programs
-            cta = decode_cta(arch, config.tiles, k_cache, v_cache, batch, kv_head, where, traffic)  #- programs
+            cta: Any = decode_cta(  #- programs
+                arch, config.tiles, k_cache, v_cache, batch, kv_head, where, traffic, qv=features.qv is not None
+            )
             q, unit = load_rows(cta, q_array, (batch[:, None], q_row, head), is_row, problem.pairs)
+            if features.qv is not None:
+                q = cta.load_qv(features.qv, (batch[:, None], q_row, head), is_row) + q
             factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
             if problem.pairs:
                 factor = factor * unit  # [P, BM]
@@ -206,6 +211,9 @@ def walk(
                 exists = key < hi[:, None]
                 page, slot = in_pages(k_cache, batch[:, None], key + pad[:, None], exists)
                 k = cta.load_k(active)
+                if features.qv is not None:
+                    v = cta.load_v(active)
+                    k = v + k
                 #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
                 s = cta.scores(q, k, active)
                 scale = key_scales(features, page, slot, kv_head, exists)
@@ -215,8 +223,9 @@ def walk(
                 #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
                 p, alpha, m, l = weigh(cta, s, m, l)
                 o = o.rescale(alpha)
-                #: load_v -> v    the V tile of the same pages
-                v = cta.load_v(active)
+                #: load_v -> v    the V tile of the same pages, unless it is here for the scores of qv
+                if features.qv is None:
+                    v = cta.load_v(active)
                 #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
                 p = scale_weights(p, features, page, slot, kv_head, exists)
                 o = cta.accumulate(p, v, o, active)
@@ -338,6 +347,8 @@ def launch(
     keys, values = (PagedKVCache(pages, *lengths) for pages in (k_cache, v_cache))
     q_rows, o_rows, lse_rows = (per_sequence(x, cu_seqlens) for x in (q, out, lse))
     scale_log2 = features.scales.factor_log2(scale)
+    if features.qv is not None:
+        features = replace(features, qv=per_sequence(features.qv, cu_seqlens))
     for i, one in enumerate(config.walks):
         if works is None:
             listed = schedule_problem(problem, *mask.by_length)

@@ -47,6 +47,7 @@ from kvlab.attention.schedule.config import list_parts
 from kvlab.attention.schedule.kernel import item_blocks, team_items, unit_size, units_of
 from kvlab.attention.schedule.kernel import launch as make_list
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx
+from kvlab.attention.tiles.kernel import load_tile as load_qv
 from kvlab.attention.tiles.strides import PageStrides, RowStrides, in_units, leading_strides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -236,6 +237,9 @@ def walk(
                 q_ptr, (batch * q_strides.batch + q_row * q_strides.token + head * q_strides.head) * C.UNIT,
                 is_row, C.D, C.W0, C.W1, C.PAIRS,
             )  # pieces [BM, W0] and [BM, W1]
+            if features.qv is not None:
+                qv_at = batch * numbers.qv_batch + q_row * numbers.qv_token + head * numbers.qv_head  #- address
+                q = load_qv(features.qv, qv_at, is_row, C.DV, C.V0, C.V1) + q  # pieces of V's columns, then of K's
             factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
             if C.PAIRS:
                 factor = factor * unit[:, None]
@@ -250,6 +254,12 @@ def walk(
                     k_ptr + kv_head * k_strides.head * C.UNIT,
                     (page * k_strides.page + slot * k_strides.token) * C.UNIT, exists, C.D, C.W0, C.W1,
                 )
+                if features.qv is not None:
+                    v = load_v(
+                        v_ptr + kv_head * v_strides.head * C.UNIT,
+                        (page * v_strides.page + slot * v_strides.token) * C.UNIT, exists, C.DV, C.V0, C.V1,
+                    )
+                    k = v + k
                 #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
                 s = scores(q, k, C.PAIRS, C.PTX)  # [BM, BN]
                 scale = key_scales(features, numbers, page, slot, kv_head, exists)
@@ -259,11 +269,12 @@ def walk(
                 #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
                 p, alpha, m, l = weigh(s, m, l)
                 o = rescale(o, alpha)
-                #: load_v -> v    the V tile of the same pages
-                v = load_v(
-                    v_ptr + kv_head * v_strides.head * C.UNIT,
-                    (page * v_strides.page + slot * v_strides.token) * C.UNIT, exists, C.DV, C.V0, C.V1,
-                )
+                #: load_v -> v    the V tile of the same pages, unless it is here for the scores of qv
+                if features.qv is None:
+                    v = load_v(
+                        v_ptr + kv_head * v_strides.head * C.UNIT,
+                        (page * v_strides.page + slot * v_strides.token) * C.UNIT, exists, C.DV, C.V0, C.V1,
+                    )
                 #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
                 p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
                 o = accumulate(p, v, o, C.PAIRS, C.PTX)

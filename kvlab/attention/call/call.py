@@ -19,10 +19,11 @@ from kvlab.attention.call.checks import check_apart, check_traffic, finite_numbe
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.kinds import Kind, kind_of
 from kvlab.attention.call.operands import Operand, Sizes, check_declared, check_laid_out, check_result, result_dtype
-from kvlab.attention.call.options import Arch, Arithmetic, FeatureOptions
+from kvlab.attention.call.options import Arch, Arithmetic
 from kvlab.attention.features.intervals import host, window_interval
 from kvlab.attention.features.leftpad import check_of_sequences, check_padding
 from kvlab.attention.features.masks import resolve_mask
+from kvlab.attention.features.options import NAMES
 from kvlab.attention.features.positions import check_far, check_positions, positions_of_rows, positions_of_sequences
 from kvlab.attention.features.resolve import Features, in_base, kv_view, resolve_features
 from kvlab.common.arrays import drop_axis
@@ -32,7 +33,7 @@ from kvlab.staging import Traffic
 
 R = TypeVar("R")
 
-FEATURES = FeatureOptions.__annotations__.keys()
+FEATURES = frozenset(NAMES)
 RECORDERS: list[Any] = []
 """What keeps calls, the last first: see :func:`kvlab.replay.recording`."""
 SIBLINGS = {"triton": "kernel:launch", "reference": "reference:reference"}
@@ -168,7 +169,8 @@ class Call(Generic[R]):
 
     def default_scale(self) -> float:
         """The scale of scores where none is given."""
-        return 1 / math.sqrt(self.arguments["q"].shape[-1])
+        second = self.arguments.get("qv")
+        return 1 / math.sqrt(self.arguments["q"].shape[-1] + (0 if second is None else second.shape[-1]))
 
     def arrange(self) -> None:
         """Set ``arrays``, ``into``, ``features`` and ``dropped``."""

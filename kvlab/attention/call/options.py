@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from kvlab.attention.features.options import FeatureOptions, LatentFeatureOptions
+from kvlab.attention.features.options import FeatureOptions, LatentFeatureOptions, QueriedValuesOptions
 from kvlab.attention.features.rope import Rope
 from kvlab.attention.schedule.schedule import Schedule
 from kvlab.common.arrays import Array
@@ -39,7 +39,7 @@ class SplitOptions(RunOptions, total=False):
     mask_value: float
 
 
-class DecodeOptions(FeatureOptions, SplitOptions, total=False):
+class DecodeOptions(QueriedValuesOptions, FeatureOptions, SplitOptions, total=False):
     """Keywords of ``mha_decode_paged``."""
 
     backend: Backend
@@ -70,13 +70,14 @@ class PrefillOptions(FeatureOptions, RunOptions, total=False):
     backend: Backend
 
 
-class PagedPrefillOptions(PrefillOptions, total=False):
+class PagedPrefillOptions(QueriedValuesOptions, PrefillOptions, total=False):
     """Keywords of ``mha_prefill_paged``."""
 
+    plan: Schedule | None
     kv_layout: KVLayout
 
 
-class AttendOptions(FeatureOptions, RunOptions, total=False):
+class AttendOptions(QueriedValuesOptions, FeatureOptions, RunOptions, total=False):
     """Keywords of ``attend_paged``."""
 
     plan: Schedule | None

@@ -83,7 +83,7 @@ class PlannedCall(Call[Any]):
         features, target = self.features, target_of(self.arrays[0], emulated)
         machine = {"processors": target.processors, "arch": target.arch, "shared": target.shared}
         machine |= {"heavy": features.heavy, "biased": features.mask.bias is not None}
-        machine |= {"batch_invariant": self.batch_invariant}
+        machine |= {"batch_invariant": self.batch_invariant, "qv": features.qv is not None}
         if self.schedule is None:
             found = function_at(f"{HOME}.config:choose_walks")(problem, longest, **machine)
         else:
@@ -104,11 +104,11 @@ class PlannedCall(Call[Any]):
         return super().named() | ({"works": self.lists()} if self.schedule is not None else {})
 
     def explained(self) -> Explanation:
-        """See :class:`Call`; and the schedule, where the lengths are in CPU memory."""
+        """See :class:`Call`; and the schedule, of the plan or where the lengths are in CPU memory."""
         told = self.plan.explanation
-        if not self.over_schedule or on_gpu(self.arrays[0]):
-            return told
         mask, made = self.features.mask, self.schedule
+        if not self.over_schedule or (made is None and on_gpu(self.arrays[0])):
+            return told
         if made is None:
             sizes = function_at(f"{HOME}.config:schedule_problem")(self.plan.problem, *mask.by_length)
             configs = [walk.schedule for walk in told.config.walks]

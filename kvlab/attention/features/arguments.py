@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from .alibi import slopes_stride
 from .bias import bias_numbers
 from .positions import positions_stride
+from .qv import qv_strides
 from .resolve import Features
 from .scales import scale_strides, sequence_stride
 
@@ -21,6 +22,7 @@ class FeatureArrays(NamedTuple):
     sinks: Any = None
     slopes: Any = None
     temperature: Any = None
+    qv: Any = None
     q_heads: Any = None
     k_heads: Any = None
     k_tokens: Any = None
@@ -69,6 +71,9 @@ class FeatureNumbers(NamedTuple):
     rope_scale_page: int
     rope_scale_token: int
     rope_scale_head: int
+    qv_batch: int | None
+    qv_token: int
+    qv_head: int
 
 
 def feature_arrays(features: Features) -> FeatureArrays:
@@ -76,8 +81,8 @@ def feature_arrays(features: Features) -> FeatureArrays:
     mask, scales = features.mask, features.scales
     return FeatureArrays(
         mask.valid, mask.leftpad, mask.positions, mask.bias, features.sinks, features.slopes, features.temperature,
-        scales.q.heads, scales.k.heads, scales.k.tokens, scales.v.heads, scales.v.tokens, scales.nope.heads,
-        scales.nope.tokens, scales.rope.heads, scales.rope.tokens,
+        features.qv, scales.q.heads, scales.k.heads, scales.k.tokens, scales.v.heads, scales.v.tokens,
+        scales.nope.heads, scales.nope.tokens, scales.rope.heads, scales.rope.tokens,
     )
 
 
@@ -91,5 +96,6 @@ def feature_numbers(features: Features, *, ragged: bool = False) -> FeatureNumbe
         slopes_stride(features.slopes), *(sequence_stride(one) for one in (scales.q, scales.k, scales.v, *parts)),
         scale_strides(scales.q).head,
         *(step for one in (scales.k, scales.v, *parts) for step in scale_strides(one, ragged=ragged)),
+        *qv_strides(features.qv),
     )
     return FeatureNumbers(*numbers)

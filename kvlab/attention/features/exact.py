@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.features.qv import query_values_exactly
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scores import scores_exactly
 from kvlab.attention.features.sinks import sinks_exactly
@@ -33,6 +34,7 @@ def attention(
     k, v = (x.astype(np.float64) * _rows(by, n, kv_heads) for x, by in ((k, k_scale), (v, v_scale)))
     k, v = (np.repeat(x, q_heads // kv_heads, axis=1) for x in (k, v))
     s = scale * np.einsum("ihd,nhd->hin", q.astype(np.float64), k)  # [Hq, S, n]
+    s = s + scale * query_values_exactly(features.qv, v, sequence, rows)
     key, position = np.arange(n), features.mask.position(sequence, n, rows or slice(0, S))[:, None]
     first, limit = features.mask.interval.bounds(position, n, sequence)
     s, visible = scores_exactly(s, features, sequence, position, key, (key >= first) & (key < limit))

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from kvlab.common.arrays import Array
 
-from . import alibi, leftpad, positions, scales, sinks, softcap, temperature
+from . import alibi, leftpad, positions, qv, scales, sinks, softcap, temperature
 from .masks import Mask
 
 
@@ -31,7 +31,14 @@ class FeatureOptions(LatentFeatureOptions, total=False):
     v_scale: Array | float | None
 
 
+class QueriedValuesOptions(TypedDict, total=False):
+    """Keyword of calls over a schedule, whose V may be queried, too."""
+
+    qv: Array | None
+
+
 DOCUMENTATION = {
+    "qv": qv.DOCUMENTATION,
     "leftpad_k": leftpad.DOCUMENTATION,
     "q_positions": positions.DOCUMENTATION,
     "softcap": softcap.DOCUMENTATION,
@@ -41,4 +48,5 @@ DOCUMENTATION = {
     "q_scale, k_scale, v_scale": scales.DOCUMENTATION,
 }
 """Name -> what it is, a paragraph of plain text."""
-DEFAULTS = {name: 0.0 if name == "softcap" else None for name in FeatureOptions.__annotations__}
+NAMES = (*QueriedValuesOptions.__annotations__, *FeatureOptions.__annotations__)
+DEFAULTS = {name: 0.0 if name == "softcap" else None for name in NAMES}

@@ -15,6 +15,7 @@ from kvlab.attention.features.bias import check_bias
 from kvlab.attention.features.leftpad import check_of_sequences
 from kvlab.attention.features.masks import MaskPlan
 from kvlab.attention.features.positions import positions_of_rows
+from kvlab.attention.features.qv import qv_of_rows
 from kvlab.attention.features.scales import Scale, Scales, latent_scales, resolve_scales, scale_of
 from kvlab.attention.features.sinks import resolve_sinks
 from kvlab.attention.features.softcap import resolve_softcap
@@ -27,7 +28,7 @@ from kvlab.common.torch_here import is_torch
 @dataclass(frozen=True, eq=False)
 class Features:
     """The features of a call, checked. sinks ``[Hq]``; slopes ``[B or 1, Hq]``, temperature ``[Hq]`` float32;
-    None where there are none.
+    qv ``[B or 1, .., Hq, Dv]``; None where there are none.
     """
 
     mask: MaskPlan = field(default_factory=lambda: MaskPlan(right=0))
@@ -35,6 +36,7 @@ class Features:
     sinks: Any = None
     slopes: Any = None
     temperature: Any = None
+    qv: Any = None
     scales: Scales = field(default_factory=Scales)
 
     def of_sequence(self, batch: int, where: Any, scale: float, rows: slice | None = None) -> dict[str, Any]:
@@ -49,7 +51,7 @@ class Features:
 
     def with_arrays(
         self, q: Any, k: Any, v: Any, *, leftpad_k: Any = None, q_positions: Any = None, sinks: Any = None,
-        alibi_slopes: Any = None, temperature: Any = None, q_scale: Any = None, k_scale: Any = None,
+        alibi_slopes: Any = None, temperature: Any = None, qv: Any = None, q_scale: Any = None, k_scale: Any = None,
         v_scale: Any = None,
     ) -> Features:
         """The mask and softcap of a call with what else another call of its kind asks for, which needs no check."""
@@ -60,7 +62,8 @@ class Features:
         mask = self.mask
         if leftpad_k is not None or q_positions is not None:
             mask = replace(mask, leftpad=leftpad_k, positions=positions_of_rows(q_positions, q))
-        return Features(mask, self.softcap, sinks, slopes_by_sequence(alibi_slopes), temperature, scales)
+        slopes, second = slopes_by_sequence(alibi_slopes), qv_of_rows(qv, q)
+        return Features(mask, self.softcap, sinks, slopes, temperature, second, scales)
 
     def without_arrays(self) -> Features:
         """The mask and softcap alone, what ``with_arrays`` starts from."""
@@ -86,7 +89,7 @@ class Features:
         """The arrays among the features."""
         found = (
             self.mask.valid, self.mask.leftpad, self.mask.positions, self.mask.bias, self.sinks, self.slopes,
-            self.temperature,
+            self.temperature, self.qv,
             *(scale.array for scale in vars(self.scales).values()),
         )
         return tuple(array for array in found if array is not None)
@@ -104,7 +107,8 @@ class Features:
 
 def resolve_features(
     q: Any, k: Any, v: Any, *, mask: MaskPlan, batch: int, softcap: Any = 0.0, sinks: Any = None,
-    alibi_slopes: Any = None, temperature: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+    alibi_slopes: Any = None, temperature: Any = None, qv: Any = None, q_scale: Any = None, k_scale: Any = None,
+    v_scale: Any = None,
 ) -> Features:
     """The features of a call on q ``[.., Hq, D]``, k and v ``[.., Hkv, D]``. ValueError that names the argument."""
     number = resolve_softcap(softcap)
@@ -113,7 +117,7 @@ def resolve_features(
     check_of_sequences("mask.valid_lengths", mask.valid, q, batch)
     check_bias(mask.bias, q, batch)
     scales = resolve_scales(q, k, v, batch, q_scale, k_scale, v_scale)
-    return Features(mask, number, sinks, slopes, temperature, scales)
+    return Features(mask, number, sinks, slopes, temperature, qv_of_rows(qv, q), scales)
 
 
 def in_base(lse: Any, base2: bool) -> Any:

@@ -101,7 +101,8 @@ def beyond_rows(features: Features) -> str | None:
     ('alibi_slopes', None)
     """
     mask = features.mask
-    asked = {"leftpad_k": mask.leftpad, "q_positions": mask.positions, "alibi_slopes": features.slopes}
+    asked = {"leftpad_k": mask.leftpad, "q_positions": mask.positions, "alibi_slopes": features.slopes,
+             "qv": features.qv}
     return next((name for name, array in asked.items() if array is not None), None)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, float16
-from kvlab.staging import Fragments, KVCacheIterator, Traffic
+from kvlab.staging import Fragments, KVCacheIterator, Traffic, row_offsets
 from kvlab.staging.tile.pairs import halves
 from kvlab.staging.tile.shared_tile import TileView
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
@@ -142,6 +142,39 @@ class WholeRowsCTA(DecodeCTA):
         return super().accumulate(p, (v[0].value,), o, active)
 
 
+class QueriedValuesCTA(DecodeCTA):
+    """Models of V's columns, whose tiles lie where K's do and are read twice, before those of K's own: rows of both
+    are as long as one of K that has V in it.
+    """
+
+    def load_qv(self, array: Array, index: tuple[Array, ...], valid: Array) -> tuple[Any, ...]:
+        """Rows of ``array`` at ``index``, in pieces as V's."""
+        dram, offset = Memory.over(array, name="qv"), row_offsets(array, index, valid)
+        both = zip(self.of_v, self.v, strict=True)
+        return tuple(cta.load_q(dram, offset + piece.first, valid) for cta, piece in both)
+
+    def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> tuple[Any, ...]:
+        """See :meth:`DecodeCTA.load_q`: by the models of K."""
+        n = len(self.v)
+        both = zip(self.ctas[n:], self.k[n:], strict=True)
+        return tuple(cta.load_q(dram, offset + piece.first, valid) for cta, piece in both)
+
+    def load_k(self, active: Array) -> tuple[Any, ...]:
+        """See :meth:`DecodeCTA.load_k`; V's tile comes first, which ``load_v`` gives."""
+        every = super().load_k(active)
+        self._values = every[: len(self.v)]
+        return every[len(self.v) :]
+
+    def load_v(self, active: Array) -> tuple[Any, ...]:
+        """V's tile as operands of S += Qv V^T."""
+        return self._values
+
+    def accumulate(self, p: Fragments, v: tuple[Any, ...], o: Accumulator, active: Array) -> Accumulator:
+        """O += P V, V from the memory where it lies."""
+        models: list[Any] = self.of_v
+        return super().accumulate(p, tuple(cta.load_v(None, active) for cta in models), o, active)
+
+
 def _role(half: int) -> dict[str, str]:
     return {"role": "q_odd"} if half else {}
 
@@ -160,7 +193,7 @@ def _pairs(tile: Array) -> Array:
 
 def decode_cta(
     arch: str, config: DecodeConfig, k_cache: PagedKVCache, v_cache: PagedKVCache, batch_idx: Array, head_idx: Array,
-    keys: tuple[Array, Array], traffic: Traffic,
+    keys: tuple[Array, Array], traffic: Traffic, *, qv: bool = False,
 ) -> DecodeCTA:
     """The CTA models of ``arch`` for the tiles of ``config``.
 
@@ -168,7 +201,7 @@ def decode_cta(
     end of its keys. gfx950: MAX's decode through KVBuffer; float32, which that buffer does not take, strip by strip.
     sm_80, sm_90: what our Triton kernel compiles to; float32 without tensor cores. There warps may be other than 4;
     they lie along the rows where these are as many as the last piece of V is wide; K and V come ahead unless there is
-    one stage.
+    one stage. ``qv``: V has a query, too.
     """
     BM, BN, stored = config.BM, config.BN, k_cache.dtype
     model = choose(arch, stored, "mha_decode", rows=BM).cta
@@ -186,8 +219,20 @@ def decode_cta(
         at = cache, batch_idx, np.zeros_like(batch_idx), head_idx
         return tile_walk(at, BN, *keys, piece.first * each, piece.inside * each)
 
-    ctas: list[Any] = []
     tiles: list[tuple[KVCacheIterator | None, KVCacheIterator | None]] = []
+    if qv:
+        pieces, n = [*v, *k], len(v)
+        models = []
+        for i, piece in enumerate(pieces):
+            cache, columns = v_cache if i < n else k_cache, (piece.inside, piece.width)
+            tile = TileSpec(
+                arch=arch, BM=BM, BN=BN, k=columns, v=columns if i < n else (0, 0), dtype=stored, stored=stored,
+                weights=stored, warps=config.num_warps, ahead=config.num_stages // 2, v_in_k=i < n, rope=i >= n,
+            )
+            models.append(model.of(tile, KVRows(cache, cache, batch_idx, head_idx), traffic, beside=i > 0))
+            tiles.append((walk(cache, piece), None))
+        return QueriedValuesCTA(models, pieces, v, tiles)
+    ctas: list[Any] = []
     for i in range(max(len(k), len(v))):
         of_k, of_v = ((p[i].inside, p[i].width) if i < len(p) else (0, 0) for p in (k, v))
         tile = TileSpec(

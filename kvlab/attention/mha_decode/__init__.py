@@ -52,7 +52,7 @@ def mha_decode_paged(
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
                  sequence's end, or before what a window shows, are not read
     seq_lens     integers ``[B]``: keys of each sequence, the S new tokens among them; 0 is allowed
-    scale        of the scores, ``1 / sqrt(D)`` by default
+    scale        of the scores, ``1 / sqrt(D)`` by default, ``1 / sqrt(D + Dv)`` with qv
     mask         None: new token i of S sees the keys below ``seq_len - S + 1 + i`` (causal, aligned at the end); or a
                  mask of :mod:`kvlab.attention.masks`
     window       with mask None or besides it: a number of keys, the query's own among them, or ``(left, right)`` keys

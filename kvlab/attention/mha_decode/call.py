@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, lengths_with_new
+from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, given, lengths_with_new
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import kv_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_heads
 from kvlab.attention.call.planned import HOME, PlannedCall, lengths_must_differ
 from kvlab.attention.features.intervals import host, keys_in_table
+from kvlab.attention.features.qv import check_emulated_qv, check_qv
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
@@ -39,6 +40,7 @@ class PagedDecode(PlannedCall):
         Operand("v_cache", "[pages, page_size, Hkv, D]", paged=True),
         TABLE,
         Operand("seq_lens", "[B = {B}]", integers=True, strides="any"),
+        Operand("qv", optional=True),
         Operand("out", strides="", optional=True),
     )
     paged_scales = "k_scale", "v_scale"
@@ -54,13 +56,13 @@ class PagedDecode(PlannedCall):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.over_schedule = self.balanced or self.schedule is not None
+        self.over_schedule = self.balanced or self.schedule is not None or arguments.get("qv") is not None
 
     def check_arguments(self, sizes: Sizes) -> None:
         super().check_arguments(sizes)
         q, tokens, balanced = self.q, sizes.get("S", 1), self.over_schedule
         fixed = balanced and self.num_splits is not None
-        require(not fixed, "num_splits with balanced=True", "left out: units follow from the lengths")
+        require(not fixed, f"num_splits with {self.why_scheduled()}", "left out: units follow from the lengths")
         most = MAX_TOKENS_BALANCED if balanced else MAX_TOKENS
         require(1 <= tokens <= most, f"q has {tokens} new tokens a sequence", f"1 to {most}")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
@@ -68,6 +70,11 @@ class PagedDecode(PlannedCall):
         check_heads(q, caches)
         if is_fp8(self.k_cache):
             check_pairs(caches)
+        check_qv(self.arguments.get("qv"), q, self.v_cache)
+
+    def why_scheduled(self) -> str:
+        """The argument that asks for a schedule."""
+        return "qv" if self.arguments.get("qv") is not None else "balanced=True" if self.balanced else "a plan"
 
     def arrange(self) -> None:
         q, self.into = self.q, self.out
@@ -101,7 +108,9 @@ class PagedDecode(PlannedCall):
             return Explanation("mha_decode", chosen, reason, tiles, tiles.grid(), machine), problem, sibling
         if emulated and not hopper:
             depths = int(q.shape[-1]), int(v_cache.shape[-1])
-            check_emulated("mha_decode", emulated, q, {"k_cache": k_cache, "v_cache": v_cache}, {"k_cache": depths})
+            check_emulated_qv(features.qv, emulated)
+            caches = {"k_cache": k_cache, "v_cache": v_cache} | given(qv=features.qv)
+            check_emulated("mha_decode", emulated, q, caches, {"k_cache": depths})
         if problem.pairs:
             check_fp8_gpu(q)
         if self.over_schedule:

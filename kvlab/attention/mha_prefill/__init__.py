@@ -9,7 +9,7 @@ from kvlab.attention.call.options import PagedPrefillOptions, PrefillOptions
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import Array
 
-from .call import DensePrefill, PagedPrefill, arrays_of_collection
+from .call import DensePrefill, PagedPrefill, arrays_of_collection, over_pages
 
 __all__ = ["mha_prefill", "mha_prefill_cache", "mha_prefill_paged"]
 
@@ -98,6 +98,9 @@ def mha_prefill_paged(
     cu_seqlens_q  integers ``[B + 1]``: where each sequence's new tokens start in q, and the total
     kv_layout    "NHD", or "HND": pages (and scales of tokens) are ``[pages, Hkv, page_size, ..]``
     check        look at the values of seq_lens, block_table and cu_seqlens_q too; None: unless they are on a GPU
+    plan         None, or what :func:`~kvlab.attention.plan` made of these lengths: the call then is one of
+                 :func:`~kvlab.attention.attend_paged`, over the schedule of the plan
+    {features:13}
 
     The rest, what is returned and what raises: as for :func:`mha_prefill`.
 
@@ -110,7 +113,7 @@ def mha_prefill_paged(
     ([1.0, 1.0, 1.0], [18.0, 19.0, 20.0])
     """
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    return PagedPrefill(**arrays, cu_seqlens_q=cu_seqlens_q, **options)
+    return over_pages(**arrays, cu_seqlens_q=cu_seqlens_q, **options)
 
 
 @PublicOperation

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import check_lengths_and_pages, check_pages
+from kvlab.attention.call.backends import function_at
+from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, given
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import kv_pages
 from kvlab.attention.call.operands import STARTS, STARTS_OF_K, TABLE, Operand, Sizes, check_heads
+from kvlab.attention.call.planned import HOME
 from kvlab.attention.call.ragged import PrefillCall, check_grid, check_offsets, keys_with_new, longest
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.resolve import kv_view
@@ -153,6 +155,15 @@ class PagedPrefill(Prefill):
         super().check_values()
         pages, page_size = kv_view(self.k_cache, self.kv_layout).shape[:2]
         check_lengths_and_pages(self.seq_lens, self.block_table, pages, page_size, self.arguments.get("leftpad_k"))
+
+
+def over_pages(plan: Any = None, qv: Any = None, **arguments: Any) -> PagedPrefill:
+    """The call over pages: with a ``plan``, or a query of V, that of ``attend_paged``, which is over a schedule."""
+    if plan is None and qv is None:
+        return PagedPrefill(**arguments)
+    made: Any = function_at(f"{HOME}.call:AttendPaged")
+    listed: PagedPrefill = made(**arguments, **given(plan=plan, qv=qv))
+    return listed
 
 
 def arrays_of_collection(q: Any, cache: Any, layer: int, starts: Any) -> dict[str, Any]:

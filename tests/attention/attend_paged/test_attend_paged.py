@@ -26,6 +26,7 @@ from kvlab.attention.attend_paged.config import (
     register_limit,
 )
 from kvlab.attention.attend_paged.step import walks_of_plan
+from kvlab.memory import float8_e4m3fn
 from kvlab.mirror import lockstep
 from kvlab.triton_support import child
 
@@ -243,6 +244,9 @@ def test_a_plan_serves_all_layers_and_changes_no_bit() -> None:
         assert one.rest is not None
         made = attend_paged(*arrays, plan=one, return_lse=True)
         assert [bits(a) for a in made] == [bits(a) for a in expected]
+        prefill = mha_prefill_paged(*arrays, plan=one, return_lse=True)
+        assert [bits(a) for a in prefill] == [bits(a) for a in expected]
+        assert explain(mha_prefill_paged, *arrays, plan=one).schedule is one
         layer = attend_paged(-arrays[0], *arrays[1:], plan=one, softcap=5.0)
         assert bits(layer) == bits(attend_paged(-arrays[0], *arrays[1:], softcap=5.0))
 
@@ -349,3 +353,58 @@ def test_compiled(longest: int) -> None:
     assert ("HGMMA" in made.sass) == (longest > 4)
     ctas = {4: 3, 12: 2, 40: 1}[longest]
     assert ctas * (made.shared + 1024) <= 233472
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "window before the query": {"window": (20, -3), "causal": False},
+    "window behind the query": {"window": (-2, 9), "causal": False},
+    "window without a left bound": {"window": (None, -2)},
+    "left padding": {"leftpad_k": np.array([3, 17, 0, 250, 9])},
+    "left padding and a window": {"leftpad_k": np.array([3, 17, 0, 250, 9]), "window": (20, -3)},
+    "scales of sequences": {"k_scale": 0.5, "v_scale": 0.25},
+    "all of e4m3": {"k_scale": 0.5, "v_scale": 0.25, "q_scale": 0.125},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_mixed_batches_of_other_sights_and_scales(name: str) -> None:
+    """None, one, a chunk and drafts of a sequence, with a plan and without: the float64 reference's results."""
+    x = paged((1, 40), (40, 70), (0, 0), (2, 300), (9, 9), heads=(4, 2)).build()
+    _, arrays, _ = x.arguments()
+    options, fp8 = OTHERS[name], "scale" in " ".join(OTHERS[name])
+    sight = {"window": options.get("window"), "causal": options.get("causal", True)}
+    if fp8:  # [B, Hkv], as flash-attention's descales
+        by = np.linspace(0.5, 2, 10, dtype=np.float32).reshape(5, 2)
+        options = {n: by + np.float32(step) for n, step in options.items()}
+        narrow = [a.astype(float8_e4m3fn) for a in arrays[:3]]
+        arrays = (narrow[0] if "q_scale" in options else arrays[0], *narrow[1:], *arrays[3:])
+    if "leftpad_k" in options:
+        sight = {"causal": False}
+    step = plan(x.seq_lens, (x.cu_q, len(x.q)), q_heads=4, kv_heads=2, head_dim=64, itemsize=arrays[1].itemsize,
+                **sight)
+    exact, exact_lse = attend_paged(*arrays, **options, return_lse=True, backend="reference")
+    plain = attend_paged(*arrays, backend="reference")
+    assert np.abs(exact.astype(np.float64) - plain.astype(np.float64)).max() > 0.1
+    for one in (None, step):
+        out, lse = attend_paged(*arrays, **options, return_lse=True, plan=one)
+        np.testing.assert_allclose(out.astype(np.float64), exact.astype(np.float64), rtol=2**-6, atol=2**-8)
+        np.testing.assert_allclose(lse, exact_lse, rtol=1e-5, atol=1e-5)
+
+
+def test_batch_invariant_with_a_plan() -> None:
+    """Law: a sequence of several units has the same bits alone and among others, with a plan of its step and without; a
+    plan of other units is refused.
+    """
+    x = paged((3, 4500), (40, 60), (0, 5), (1, 20), heads=(4, 2), D=16, dtype="fp32").build()
+    _, arrays, _ = x.arguments()
+    sizes = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "itemsize": 4}
+    made = []
+    for chosen in (arrays, (x.q[:3], *arrays[1:3], x.table[:1], x.seq_lens[:1], x.cu_q[:2])):
+        rows = chosen[5], len(chosen[0])
+        for given in ({}, {"plan": plan(chosen[4], rows, **sizes, batch_invariant=True)}):
+            made.append(attend_paged(*chosen, batch_invariant=True, **given)[:3])
+    assert len({bits(one) for one in made}) == 1
+    assert bits(attend_paged(*arrays)[:3]) != bits(made[0])
+    other = plan(x.seq_lens, (x.cu_q, len(x.q)), **sizes)
+    with pytest.raises(ValueError, match="plan has units that follow from all lengths"):
+        attend_paged(*arrays, batch_invariant=True, plan=other)

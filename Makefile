@@ -2,6 +2,7 @@
 # make test   linters, types, import rules, tests, doctests, notebooks              (installs the extra `dev`;
 #             pictures and pages are looked at in Chromium where it is installed)
 # make lab    JupyterLab on notebooks/; cells that need more name its extra         (installs the extra `notebooks`)
+# make site   pages of the course, the documents and the reference, site/index.html (installs `dev` and `site`)
 # make clean  remove what these have made
 #
 # make test-triton TRITON=3.9.0   interpreter and compile tests with another release of Triton
@@ -39,7 +40,7 @@ define beside
 	@touch $@
 endef
 
-.PHONY: demo test test-triton test-transformers lab clean lint pytest
+.PHONY: demo test test-triton test-transformers lab site clean lint pytest
 .NOTPARALLEL:
 
 demo: $(VENV)/.kernels
@@ -76,8 +77,12 @@ test-transformers: $(ENVS)/transformers-$(TRANSFORMERS)/.ready
 lab: $(VENV)/.notebooks
 	@$(BIN)/python -m jupyterlab notebooks
 
+site: $(VENV)/.site
+	@$(BIN)/python -m tools.website.build $(ARGS)
+	@$(BIN)/python -m pytest -q tests/browser/test_site.py
+
 clean:
-	rm -rf $(VENV) $(ENVS) build dist demo
+	rm -rf $(VENV) $(ENVS) build dist demo site
 
 $(VENV)/.kernels: $(NEEDS) | $(BIN)/python
 	@echo "kvlab: installing what the kernels need (torch, triton); this takes some minutes the first time"
@@ -94,6 +99,11 @@ $(VENV)/.dev: $(NEEDS) | $(BIN)/python
 	@echo "kvlab: installing what development needs (torch, triton, transformers, jupyterlab, ...); this takes some minutes the first time"
 	@$(call install,dev)
 	@touch $(VENV)/.kernels $(VENV)/.notebooks $@
+
+$(VENV)/.site: $(NEEDS) $(VENV)/.dev
+	@echo "kvlab: installing what the site needs (sphinx, myst-nb, furo)"
+	@$(call install,site)
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \

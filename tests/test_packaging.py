@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import struct
 import subprocess
 import sys
 import tomllib
@@ -108,9 +110,10 @@ def test_every_requirement_is_pinned_to_an_allowed_version(project: dict[str, An
 
 
 def test_dev_contains_the_other_extras(project: dict[str, Any]) -> None:
+    """But what makes the site."""
     extras = project["optional-dependencies"]
     own = next(requirement for requirement in map(Requirement, extras["dev"]) if requirement.name == "kvlab")
-    assert own.extras == extras.keys() - {"dev"}
+    assert own.extras == extras.keys() - {"dev", "site"}
 
 
 def test_pins_are_exact_public_versions_in_order(pins: dict[str, Version]) -> None:
@@ -146,3 +149,16 @@ def test_supported_pythons_are_the_same_everywhere(project: dict[str, Any]) -> N
 def test_version_is_stated_once(project: dict[str, Any]) -> None:
     assert project["dynamic"] == ["version"]
     assert str(Version(kvlab.__version__)) == kvlab.__version__
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (str(citation["version"]), citation["license"]) == (kvlab.__version__, project["license"])
+
+
+def test_pictures_of_the_readme_have_twins_for_an_index() -> None:
+    """A PNG beside each SVG, of its shape."""
+    named = re.findall(r"!\[[^\]]+\]\((\S+)\.svg\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert named
+    for name in named:
+        width, height = struct.unpack(">II", (ROOT / f"{name}.png").read_bytes()[16:24])
+        found = re.search(r'width="(\S+)" height="(\S+)"', (ROOT / f"{name}.svg").read_text(encoding="utf-8"))
+        assert found is not None
+        assert (width, height) == tuple(2 * math.ceil(float(side)) for side in found.groups())

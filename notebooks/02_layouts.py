@@ -172,7 +172,8 @@ draw(tensor.vectorize(1, 4).distribute(Layout.row_major(8, 2), np.arange(16)))
 # ## Calculating with layouts
 #
 # Layouts are functions, so they can be put one after another. **Composition** `compose(a, b)` is "first b, then a": b
-# chooses coordinates of a, and the result is a layout again. Here b takes every second column of a row-major matrix.
+# chooses coordinates of a, and the result is a layout again. Here b takes every second column of a row-major matrix; `None` leaves
+# the rows as they are.
 
 # %%
 matrix = Layout.row_major(4, 8)
@@ -246,10 +247,8 @@ draw_thread_values(accumulator, (16, 8), thread=5)
 # %% [markdown]
 # ## Build one
 #
-# A tile of 8 rows and 32 columns is stored row by row, each row padded to 40 numbers. Write the layout of its *transpose* over the
-# same memory: it takes (column, row). All 256 entries are tried.
-#
-# **Question 6.**
+# **Question 6.** A tile of 8 rows and 32 columns is stored row by row, each row padded to 40 numbers. Write the layout of its
+# *transpose* over the same memory: it takes (column, row). All 256 entries are tried.
 
 # %% tags=["question"]
 transposed = None  # your answer: a Layout, or its text, as "(2,3):(3,1)"

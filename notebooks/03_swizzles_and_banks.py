@@ -268,11 +268,9 @@ ask("03.mended", mended)
 # %% [markdown]
 # ## Build one
 #
-# A tile of 16 rows of 64 bytes: a row has four vectors of 16 bytes, two rows fill one row of the banks. Write the function that
+# **Question 5.** A tile of 16 rows of 64 bytes: a row has four vectors of 16 bytes, two rows fill one row of the banks. Write the function that
 # says at which place of its row, 0 to 3, a vector is stored, so that `ldmatrix.x4` takes four passes. `row` and `vector` are
 # arrays. All 64 vectors are tried.
-#
-# **Question 5.**
 
 # %% tags=["question"]
 place = None  # your answer: def place(row, vector): return ...

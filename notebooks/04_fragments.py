@@ -47,7 +47,8 @@ rng = np.random.default_rng(4)
 #
 # `mma.sync.m16n8k16` computes `C[16, 8] += A[16, 16] B[16, 8]`: m rows, n columns, k products in each sum. Such an instruction,
 # with the maps of its operands, is called an *atom*. The picture has A at the left, B on top and C in the
-# corner, as on paper. `T5 a2–3` means: lane 5 of the warp holds these two elements in its registers 2 and 3 of A.
+# corner, as on paper. `T5 a2–3` means: lane 5 of the warp holds these two numbers as its elements 2 and 3 of A, the two halves of one 32-bit
+# register.
 
 # %%
 mma = get_atom("mma.sync.m16n8k16.bf16")
@@ -68,7 +69,8 @@ guess.compare(mma.regs_c)
 draw_atom(mma, lane=5)
 
 # %% [markdown]
-# The maps are one line each: from lane and register to row and column. They work on arrays as well.
+# The maps are one line each: from lane and register to row and column, where every element counts as a register, as in Triton. They
+# work on arrays as well.
 
 # %%
 print("A, lane 5:", [mma.a(5, register) for register in range(mma.regs_a)])
@@ -158,7 +160,7 @@ numbered = np.arange(128.0).reshape(16, 8)
 held, landed = mma.fragment_c(numbered), np.full(128, np.nan)
 landed[offset_of(np.arange(32)[:, None], np.arange(4))] = held
 print("row 0:", landed[:8], "should be", numbered[0])
-print("row 1:", landed[8:16], "should be", numbered[1])
+print("row 8:", landed[64:72], "should be", numbered[8])
 print("never written:", int(np.isnan(landed).sum()), "places of 128")
 
 # %% [markdown]

@@ -166,8 +166,6 @@ QUESTIONS = {
     "07.columns": Question((0, 31), ["A load takes the next keys, not the next columns."],
                            [((32, 63), "these would be the columns of the second block of each key")]),
     "07.works": Question("None", ["What does the warning say?"]),
-    "07.key": Question(17, ["A key has 4 vectors.", "Vector 64 of the block is vector swizzle(64) of the tile."],
-                       [(16, "so it would be without the swizzle")]),
     # 8. Fragments of a KV buffer
     "08.key_and_depth": Question(
         (50, 8), ["What distinguishes lanes 0 to 31 from lanes 32 to 63?",
@@ -255,6 +253,8 @@ QUESTIONS = {
                          [(4096, "so many bytes are wanted"), (1024, "these are sectors")]),
     "15.passes": Question(8, ["In which bank does each row of a matrix begin?"], [(1, "so it would be with the cure")]),
     "15.saved": Question(448, ["The table has wavefronts before and after."], [(128, "so many are left")]),
+    "15.key": Question(17, ["A key has 4 vectors.", "Vector 64 of the block is vector swizzle(64) of the tile."],
+                       [(16, "so it would be without the swizzle")]),
     # 16. In your stack
     "16.slot": Question(84, ["Its page is table[0, 20 // 16], its place there 20 % 16."],
                         [(20, "that is the token's own number; where does its page begin?")]),

@@ -1,10 +1,11 @@
 # make demo   follow the KV cache of a real language model, write demo/index.html   (installs the extra `kernels`)
 # make test   linters, types, import rules, tests, doctests, notebooks              (installs the extra `dev`;
-#             pictures and pages are looked at in Chromium where it is installed)
+#             everything but what test-slow has)
 # make lab    JupyterLab on notebooks/; cells that need more name its extra         (installs the extra `notebooks`)
 # make site   pages of the course, the documents and the reference, site/index.html (installs `dev` and `site`)
 # make clean  remove what these have made
 #
+# make test-slow                  the longest tests, and those that look at pictures, pages and notebooks in Chromium
 # make test-triton TRITON=3.9.0   interpreter and compile tests with another release of Triton
 # make test-transformers          models of transformers with its oldest release that is supported
 #
@@ -40,7 +41,7 @@ define beside
 	@touch $@
 endef
 
-.PHONY: demo test test-triton test-transformers lab site clean lint pytest
+.PHONY: demo test test-slow test-triton test-transformers lab site clean lint pytest
 .NOTPARALLEL:
 
 demo: $(VENV)/.kernels
@@ -59,8 +60,12 @@ lint: $(VENV)/.dev
 
 pytest: $(VENV)/.dev
 	@echo "kvlab: [4/4] pytest: tests, doctests, notebooks; then the tests that compare times"
-	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu and not timing" $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu and not timing and not slow and not browser" $(ARGS)
 	@$(BIN)/python -m pytest -m timing
+
+test-slow: $(VENV)/.dev
+	@echo "kvlab: the longest tests, and those in a browser"
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "(slow or browser) and not gpu and not timing" $(ARGS)
 	@$(BIN)/python -c 'from kvlab.viz.pen.files import browser; \
 	  browser() or print("kvlab: the browser tests were left out: no Chromium or Chrome is installed (Debian: apt-get install chromium)")'
 

@@ -22,7 +22,7 @@ from kvlab.attention import (
     mla_decode_paged,
 )
 
-__all__ = ["NotAvailable", "decode_paged", "kv_append", "mla_decode", "prefill", "prefill_paged"]
+__all__ = ["NotAvailable", "decode_paged", "kv_append", "mla_decode", "mla_sparse", "prefill", "prefill_paged"]
 
 
 class NotAvailable(RuntimeError):
@@ -68,6 +68,13 @@ def mla_decode(
 ) -> Any:
     """Absorbed MLA decode, q [B, H, 576], kv_cache [pages, page_size, 576].  -> [B, H, 512]"""
     return _call(mla_decode_paged, q, kv_cache, block_table, seq_lens, scale=scale)
+
+
+def mla_sparse(q: Any, pool: Any, indices: Any, scale: float) -> Any:
+    """Absorbed MLA of tokens that see the slots in ``indices`` [B, topk] of pool [pages, page_size, 576 or 656 bytes].
+    -> [B, H, 512]
+    """
+    return _call(mla_decode_paged, q, pool, indices=indices, scale=scale)
 
 
 def kv_append(

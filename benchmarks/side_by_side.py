@@ -46,14 +46,16 @@ def record(run: dict[str, Any], command: str) -> dict[str, Any]:
     }
 
 
-def with_fp8_prefill(build: Callable[..., Any]) -> Callable[..., Any]:
-    """The benchmark's kvlab, which leaves prefill of e4m3 q, k and v out, with it."""
+def with_more(build: Callable[..., Any]) -> Callable[..., Any]:
+    """The benchmark's kvlab, with what that leaves out: prefill of e4m3 q, k and v, and MLA over lists of slots."""
 
     def built(case: Any, x: Any, peers: Any) -> Any:
-        if case.op != "prefill" or not case.p.get("fp8"):
-            return build(case, x, peers)
         import kvlab_adapter
 
+        if hasattr(x, "indices"):
+            return lambda: kvlab_adapter.mla_sparse(x.q, x.pool, x.indices, x.scale)
+        if case.op != "prefill" or not case.p.get("fp8"):
+            return build(case, x, peers)
         return lambda: kvlab_adapter.prefill(x.q, x.k, x.v, causal=x.causal, scale=x.scale)
 
     return built
@@ -61,13 +63,15 @@ def with_fp8_prefill(build: Callable[..., Any]) -> Callable[..., Any]:
 
 def benchmark(arguments: list[str]) -> None:
     """bench_attention.py with ``arguments``; its worker is this file, so that it has the same kvlab."""
-    sys.path.insert(0, os.environ[BENCH])
+    sys.path[:0] = [os.environ[BENCH], str(Path(__file__).parent)]
     os.environ["KVLAB_ADAPTER_DIR"] = str(Path(__file__).parent)
     import bench_attention
     import peers
+    import sparse_mla
 
     bench_attention.__file__ = __file__
-    peers.IMPLS["kvlab"] = with_fp8_prefill(peers.IMPLS["kvlab"])
+    sparse_mla.add(bench_attention)
+    peers.IMPLS["kvlab"] = with_more(peers.IMPLS["kvlab"])
     sys.argv[1:] = arguments
     bench_attention.main()
 

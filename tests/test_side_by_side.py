@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace as N
 
 sys.path.insert(0, os.environ["KVLAB_ADAPTER_DIR"])
+all_cases, make_inputs, Case = list, None, None
 
 def main():
     parser = argparse.ArgumentParser()

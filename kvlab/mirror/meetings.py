@@ -1,11 +1,12 @@
 """Meeting points of warps and partitions: waits, arrivals and fences, read from the text of either twin.
 
-=======================================  =====================================  ================
+=======================================  =====================================  ======================
 Gluon                                    emulator                               as it is compared
-=======================================  =====================================  ================
+=======================================  =====================================  ======================
 ``mbarrier.wait(full.index(b), phase)``  ``yield cta.full[b], phase``           ``wait full[b], phase``
 ``mbarrier.arrive(free.index(b), ...)``  ``cta.arrive(me, cta.free[b])``,       ``arrive free[b]``
                                          ``cta.free[b].arrive(warps)``
+``async_copy.mbarrier_arrive(full...)``  ``cta.full[b].arrive_copied(warps)``   ``arrive copied full[b]``
 ``mbarrier.expect(full.index(b), n)``    ``cta.full[b].expect_bytes(n, warp)``  ``expect full[b], n``
 ``named_barrier("sync", DONE, ...)``     ``yield cta.sync(cta.done, phase)``    ``wait done``
 ``named_barrier("arrive", DONE, ...)``   ``cta.done.arrive(warps)``             ``arrive done``
@@ -13,7 +14,7 @@ Gluon                                    emulator                               
 ``tma.store_wait(n)``                    ``cta.wait_store(me)``                 ``wait for stores``
 ``fence_async_shared()``                 ``hazards.fence_async(me)``            ``fence``
 ``meet()``                               ``cta.meet(me)``                       ``meet``
-=======================================  =====================================  ================
+=======================================  =====================================  ======================
 
 What a step's own branches and loops enclose is compared with their headers. ``C.NB`` and a local ``NB`` are the same.
 """
@@ -83,6 +84,8 @@ def meeting_of(node: ast.Call | ast.Yield) -> str | None:
     verb = ast.unparse(node.func).rpartition(".")[2]
     if owner is not None and ast.unparse(owner).rpartition(".")[2] == "mbarrier":
         return _words(verb, *node.args)
+    if verb == "mbarrier_arrive":
+        return _words("arrive copied", node.args[0])
     if verb == "named_barrier":
         return _words("arrive" if ast.unparse(node.args[0]) == "'arrive'" else "wait", node.args[1]).lower()
     if verb in ("warpgroup_mma_wait", "wait_mma"):
@@ -91,6 +94,8 @@ def meeting_of(node: ast.Call | ast.Yield) -> str | None:
         return ALONE[verb]
     if verb == "arrive" and owner is not None:
         return _words("arrive", node.args[-1] if isinstance(owner, ast.Name) else owner)
+    if verb == "arrive_copied" and owner is not None:
+        return _words("arrive copied", owner)
     if verb == "expect_bytes" and owner is not None:
         return _words("expect", owner, node.args[0])
     return None

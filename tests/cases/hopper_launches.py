@@ -11,6 +11,7 @@ import numpy as np
 import prefill_cases
 from decode_cases import Case
 from feature_cases import FeatureCase, FeatureInputs
+from listed_cases import Listed
 
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode import hopper_config as decode_config
@@ -37,6 +38,15 @@ def mla_arguments(case: mla_cases.Case) -> tuple[tuple[Any, ...], dict[str, Any]
     config = mla_config.choose_hopper(problem, num_splits=case.splits)
     named = {"scale": x.scale, "features": x.features, "config": config}
     return (x.q, *x.windows, x.table, x.lens), named
+
+
+def listed_arguments(case: mla_cases.Case, topk: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Those of MLA decode over lists of ``topk`` slots."""
+    listed = Listed(case, topk)
+    x, q = listed.x, listed.q[:, None]
+    problem = MLADecodeProblem.of(q, *x.windows, listed.indices, None)
+    config = mla_config.choose_hopper(problem, num_splits=case.splits)
+    return (q, *x.windows, listed.indices, None), {"scale": x.scale, "features": x.features, "config": config}
 
 
 def prefill_arguments(case: prefill_cases.Case | prefill_cases.Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

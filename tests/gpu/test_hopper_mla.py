@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from hopper_chip import ON_HOPPER, assert_alike, run_apart
+from listed_cases import Listed
 from mla_cases import Case, Inputs
-from yardsticks import assert_accurate, bits, nothing_waits
+from yardsticks import assert_accurate, bits, nothing_waits, on
 
 from kvlab.attention import explain, mla_decode_paged
+from kvlab.common.arrays import to_torch
 
 pytestmark = ON_HOPPER
 
@@ -60,6 +62,30 @@ def test_grid(case: Case) -> None:
     x = case.build()
     out, lse = call(case, x, *x.torch("cuda"), return_lse=True)
     assert_accurate(x, out.cpu(), lse.cpu())
+
+
+LISTED = [
+    (Case((900, 300, 700), H=128, columns=FULL, page=64, S=3), 2048),
+    (Case((900, 300, 0), H=64, columns=FULL, page=64, splits=1), 129),
+    (Case((90, 300), H=20, columns=FULL, page=5, dtype="fp16", splits=4), 100),
+    (Case((2000,) * 150, H=128, columns=FULL, page=16), 513),
+]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("case, topk", LISTED, ids=str)
+def test_lists_of_slots(case: Case, topk: int, wide: bool) -> None:
+    """Integers of 64 bits far outside of the pool name no slot, either. The same call gives the same bits."""
+    listed = Listed(case, topk)
+    x, indices = listed.x, listed.indices
+    if wide:
+        indices = indices.astype(np.int64)
+        indices[indices < 0] = np.resize([1 << 40, -1, -(1 << 40), len(x.rows) * case.page], int((indices < 0).sum()))
+    q, kv, slots = (on(to_torch(a), "cuda") for a in (listed.q, x.kv, indices))
+    options = {"indices": slots, "num_splits": case.splits, "backend": "hopper", "return_lse": True, **x.options}
+    out, lse = mla_decode_paged(q, kv, check=False, **options)
+    assert_accurate(listed.dense, out[:, None].cpu(), lse[:, None].cpu())
+    assert {bits(mla_decode_paged(q, kv, check=False, **options)[0].cpu()) for _ in range(3)} == {bits(out.cpu())}
 
 
 @pytest.mark.parametrize("case", SIZES[2:8], ids=str)

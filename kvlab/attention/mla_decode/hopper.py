@@ -36,24 +36,26 @@ SIZES = [
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dk_rope, do, kv, out, lse, table, lens, features, kv_page, scale, numbers, items, row_tiles, head_tiles,
-    splits, batches, heads, tokens, pages, max_keys, table_batch, columns, lens_stride, o_strides, lse_strides,
-    C: gl.constexpr,
+    dq, dk, dk_rope, do, kv, out, lse, table, lens, features, kv_page, kv_token, scale, numbers, items, row_tiles,
+    head_tiles, splits, batches, heads, tokens, pages, max_keys, table_batch, columns, lens_stride, o_strides,
+    lse_strides, C: gl.constexpr,
 ):
     """A program: shared memory, barriers, and its partitions."""
     BOXES: gl.constexpr = C.BN // C.BOX
     PANELS: gl.constexpr = C.DV // PANEL
+    NUMBERS: gl.constexpr = 2 + C.NB if C.LISTED else 2
     q_box = gl.allocate_shared_memory(dq.dtype, [PANELS, 1, C.TB, C.HB, PANEL], BOX_LAYOUT)
     q_rope_box = gl.allocate_shared_memory(dq.dtype, [1, 1, C.TB, C.HB, PANEL], BOX_LAYOUT)
     k_box = gl.allocate_shared_memory(dq.dtype, [C.NB * PANELS * BOXES, 1, C.BOX, PANEL], K_LAYOUT)
     k_rope_box = gl.allocate_shared_memory(dq.dtype, [C.NB * BOXES, 1, C.BOX, PANEL], K_LAYOUT)
     p_s = gl.allocate_shared_memory(dq.dtype, [C.BM, C.BN], TILE_LAYOUT)
-    rows_s = gl.allocate_shared_memory(gl.float32, [2, C.BM], ROWS_LAYOUT)
+    rows_s = gl.allocate_shared_memory(gl.float32, [NUMBERS, C.BM], ROWS_LAYOUT)
     q_full = barriers(1, 1).index(0)
     q_free = barriers(1, 1).index(0)
-    l_full = barriers(C.NB, 1)
+    COPIES: gl.constexpr = 32 * C.WARPS if C.LISTED else 0  # of which each thread tells when they have landed
+    l_full = barriers(C.NB, COPIES + 1)
     l_free = barriers(C.NB, 1)
-    r_full = barriers(C.NB, 1)
+    r_full = barriers(C.NB, COPIES if C.LISTED else 1)
     r_free = barriers(C.NB, 1)
     fence_async_shared()  # TMA arrives at these barriers
     q_s = operand(q_box, C.BM, C.DV // 2, PANELS)
@@ -67,22 +69,27 @@ def attend(
     entries = (table, table_batch, columns, pages)
     descs = (dq, dk, dk_rope)
     boxes = (q_box, q_rope_box, k_box, k_rope_box)
+    if C.LISTED:
+        cache = (kv, kv_page, kv_token, rows_s)
+    else:
+        cache = (kv, kv_page)
     bars = (q_full, q_free, l_full, l_free, r_full, r_free)
     smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box)
     gl.warp_specialize(
         [
             (lead, (smem, bars, outputs, results, terms, items, keys, gl.constexpr(C))),
             (follow, ((k_s, p_s, rows_s, k_box), r_full, r_free, outputs, items, keys, gl.constexpr(C))),
-            (produce, (descs, boxes, bars, kv, kv_page, entries, items, keys, gl.constexpr(C))),
+            (produce, (descs, boxes, bars, cache, entries, items, keys, gl.constexpr(C))),
         ],
-        [4, 1],
+        [4, C.WARPS],
         [C.FOLLOWER, C.PRODUCER],
     )
 
 
 def launch(
-    q: torch.Tensor, kv_cache: torch.Tensor, k_rope: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
-    *, scale: float, features: Features, config: HopperMLAConfig, out: torch.Tensor | None = None, again: Again = None,
+    q: torch.Tensor, kv_cache: torch.Tensor, k_rope: torch.Tensor, block_table: torch.Tensor,
+    seq_lens: torch.Tensor | None, *, scale: float, features: Features, config: HopperMLAConfig,
+    out: torch.Tensor | None = None, again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass."""
     C, splits = config.constants, config.num_splits
@@ -99,10 +106,11 @@ def launch(
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
-            kv_cache.stride(0), scale * LOG2E, feature_numbers(features), config.items, config.row_tiles,
-            config.head_tiles, splits, batch, heads, tokens, kv_cache.shape[0],
-            most_keys(block_table.shape[1], kv_cache.shape[1]), block_table.stride(0),
-            block_table.shape[1], seq_lens.stride(0), PartStrides(*steps), PartStrides(*lse_steps), C=C, num_warps=4,
+            kv_cache.stride(0), kv_cache.stride(1) if C.LISTED else None, scale * LOG2E, feature_numbers(features),
+            config.items, config.row_tiles, config.head_tiles, splits, batch, heads, tokens, kv_cache.shape[0],
+            most_keys(block_table.shape[1], 1 if C.LISTED else kv_cache.shape[1]), block_table.stride(0),
+            block_table.shape[1], 0 if seq_lens is None else seq_lens.stride(0), PartStrides(*steps),
+            PartStrides(*lse_steps), C=C, num_warps=4,
         )
     if splits > 1:
         merge(part, part_lse, out, lse, again)

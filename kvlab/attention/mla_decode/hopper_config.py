@@ -14,8 +14,8 @@ from .config import MLADecodeProblem, MLAInputs
 
 SUPPORTED = (
     "bf16 or fp16 with a cache of that dtype, 512 + 64 columns, no mask but the causal one, no softcap, sinks or "
-    "ALiBi, scale > 0, pages of 16, 32 or multiples of 64 tokens, arrays that start at 16 bytes and whose strides are "
-    "multiples of 16 bytes"
+    "ALiBi, scale > 0, pages of 16, 32 or multiples of 64 tokens (any with indices), arrays that start at 16 bytes and "
+    "whose strides are multiples of 16 bytes"
 )
 
 
@@ -26,7 +26,8 @@ class HopperMLAConstants(NamedTuple):
     MASKED: others than the last block of keys may need a mask. LATE: the follower multiplies P V while the leader does
     the next softmax, not before, and the next block is brought into L2; the rows of a page lie one after the other.
     BOXED: the output passes through shared memory and leaves by TMA, as whole rows.
-    Registers of a thread of the FOLLOWER and of the PRODUCER; the leader has the others.
+    LISTED: keys are those that a list names, one by one.
+    WARPS of the producer. Registers of a thread of the FOLLOWER and of the PRODUCER; the leader has the others.
     """
 
     TB: int
@@ -36,6 +37,8 @@ class HopperMLAConstants(NamedTuple):
     MASKED: bool
     LATE: bool = False
     BOXED: bool = False
+    LISTED: bool = False
+    WARPS: int = 1
     FOLLOWER: int = 192
     PRODUCER: int = 32
     NB: int = 2
@@ -66,8 +69,6 @@ class HopperMLAConfig:
 def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Features, scale: float) -> str | None:
     """Feature of a call that the Hopper kernel lacks, None if it takes the call."""
     page = problem.page_size
-    if problem.listed:
-        return "indices"
     if problem.itemsize != 2 or problem.fp8:
         return f"q of dtype {inputs.q.dtype} and a cache of {inputs.kv_cache.dtype}"
     if (problem.latent, problem.rope) != (512, 64):
@@ -78,7 +79,7 @@ def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Feature
         return f"scale {scale}"
     if problem.batch == 0:
         return "no sequences"
-    if not (page % 64 == 0 or page in (16, 32)):
+    if not (problem.listed or page % 64 == 0 or page in (16, 32)):
         return f"page size {page}"
     for name, array in (("q", inputs.q), ("kv_cache", inputs.kv_cache), ("out", inputs.out)):
         if array is not None and not tma_takes(array, name):
@@ -105,12 +106,13 @@ def choose_hopper(
     """
     HB = min(64, 1 << (problem.heads - 1).bit_length())
     page = problem.page_size
-    box = min(page, 64)
-    masked, producer = problem.tokens > 1, 32 if box == 64 else 64
+    box = 64 if problem.listed else min(page, 64)
+    masked, producer = problem.tokens > 1, 32 if box == 64 and not problem.listed else 64
     boxed = problem.rows > 32  # with fewer rows DRAM decides, and they leave sooner without the detour
-    late = adjacent and box == 64 and boxed
+    late = adjacent and box == 64 and boxed and not problem.listed  # 15 % slower where rows come one by one
     constants = HopperMLAConstants(
-        64 // HB, HB, BOX=box, PAGE=page, MASKED=masked, LATE=late, BOXED=boxed, PRODUCER=producer
+        64 // HB, HB, BOX=box, PAGE=page, MASKED=masked, LATE=late, BOXED=boxed, LISTED=problem.listed,
+        WARPS=4 if problem.listed else 1, FOLLOWER=184 if problem.listed else 192, PRODUCER=producer,
     )
     head_tiles = -(-problem.heads // HB)
     row_tiles = head_tiles * -(-problem.tokens // constants.TB)
@@ -131,8 +133,9 @@ def choose_hopper(
 
 
 def shared_bytes(C: HopperMLAConstants) -> int:
-    """Bytes of shared memory that the kernel takes at most: Q, stages of keys, P, and two numbers of each row. The
-    output leaves from where keys were.
+    """Bytes of shared memory that the kernel takes at most: Q, stages of keys, P, two numbers of each row, and one of
+    each listed key. The output leaves from where keys were.
     """
     rows = (C.BM + C.NB * C.BN) * (C.DV + C.DR)
-    return (rows + C.BM * C.BN) * 2 + 2 * C.BM * 4 + BARRIER_BYTES
+    numbers = C.BM * (2 + C.NB if C.LISTED else 2)
+    return (rows + C.BM * C.BN) * 2 + 4 * numbers + BARRIER_BYTES

@@ -33,18 +33,21 @@ class HopperMLACTA(PartitionedCTA):
         self.q_full, self.q_free = self.hazards.mbarrier("q full"), self.hazards.mbarrier("q free")
         # Barriers of bar.arrive and bar.sync: every warp arrives.
         self.p_full, self.s_done = self.hazards.mbarrier("p full", 4), self.hazards.mbarrier("s done", 4)
-        self.l_full, self.l_free, self.r_full, self.r_free = (
-            self.barriers(name, C.NB) for name in ("left full", "left free", "right full", "right free")
-        )
+        copies = 32 * C.WARPS if C.LISTED else 0  # of which each thread tells when they have landed
+        self.l_full = self.barriers("left full", C.NB, copies + 1)
+        self.l_free = self.barriers("left free", C.NB)
+        self.r_full = self.barriers("right full", C.NB, copies if C.LISTED else 1)
+        self.r_free = self.barriers("right free", C.NB)
 
     def load_queries(self, batch: int, token: int, head: int) -> None:
         """TB tokens x HB heads, panel by panel, all on one mbarrier."""
         C = self.C
-        self.q_full.expect_bytes(C.BM * (C.DV + C.DR) * 2, self.producer[0])
+        one = self.elect(self.producer)
+        self.q_full.expect_bytes(C.BM * (C.DV + C.DR) * 2, one[0])
         for part, first in (("left", 0), ("right", C.DV // 2), ("rope", C.DV)):
             panel = np.arange(0, self.places.tiles[f"q {part}"][0].cols, 64)
             at = batch, token, head, first + panel
-            self.load(self.producer, "q", f"q {part}", 0, self.q_full, at, panel * C.BM * 2)
+            self.load(one, "q", f"q {part}", 0, self.q_full, at, panel * C.BM * 2)
 
     def load_keys(self, part: str, b: int, bar: AsyncBarrier, pages: Array, row: int) -> None:
         """Columns of a block's keys into stage b: boxes of BOX keys and one panel."""
@@ -54,12 +57,44 @@ class HopperMLACTA(PartitionedCTA):
         offset = panel * C.BN * 2 + box_row * 128
         self.load(self.producer, box, role, b, bar, (pages, row, first + panel), offset)
 
+    def gather(self, part: str, b: int, rows: Array, there: Array) -> None:
+        """Columns ``rows`` ``[BN, columns]`` of a block into stage b, 16 bytes a thread and copy, four rows a warp in
+        turn. Absent ones arrive as zeros.
+        """
+        place = self.places.tiles[f"k {part}"][b]
+        self.hazards.copy_async(self.places.shared(place, self.producer, 4), "k copy", b)
+        address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
+        self.smem.store(address, rows.reshape(*address.shape, -1))
+        self.traffic.move("DRAM->SMEM", int(there.sum()) * rows[0].nbytes)
+
+    def tell(self, b: int, there: Array) -> None:
+        """Which rows of stage b are there, for the leader."""
+        me, which = self.producer, 2 + b
+        start, row = self.places.behind + 256 * which, np.arange(self.C.BN)
+        at = self.places.once(
+            (start, me), lambda: self.places.cells.footprint(start + 4 * row[::4], 16, me[0] + row[::4] // 4 % 4)
+        )
+        self.hazards.write(at, "rows write", which)
+        self.smem.store(start + 4 * row, there.astype(np.float32)[:, None])
+
+    def mask_absent(self, me: Warps, s: Fragments, b: int) -> Fragments:
+        """-inf for the keys of stage b that no slot is named for."""
+        which = 2 + b
+        start = self.places.behind + 256 * which
+        self.hazards.read(self.places.region(start, 4 * self.C.BN, me), "rows read", which)
+        there = self.smem.load(start + 4 * np.arange(self.C.BN), np.float32)[:, 0]
+        return s.with_values(np.where(s.by_column(there[None]) != 0, s.values, np.float32(-np.inf)))
+
     def start_scores(self, me: Warps, b: int, phase: int) -> Generator[Wait, None, Fragments]:
         """S = Q K^T of stage b, ``[BM, BN]`` float32, started in parts as they arrive: left half, rope, right half."""
         C, s = self.C, np.zeros((1, 1, 128, self.C.BN // 2), np.float32)
         yield self.l_full[b], phase
+        if C.LISTED:
+            self.hazards.fence_async(me)  # rows come by ordinary copies
         s = self._add_scores(me, "rope", b, self._add_scores(me, "left", b, s))
         yield self.r_full[b], phase
+        if C.LISTED:
+            self.hazards.fence_async(me)
         s = self._add_scores(me, "right", b, s)
         self.traffic.move("SMEM->tensor cores", (C.BM + C.BN) * (C.DV + C.DR) * 2)
         return Fragments(s.reshape(1, 128, 1, -1), accumulator(C.BN))
@@ -143,7 +178,7 @@ class HopperMLACTA(PartitionedCTA):
 
 @functools.cache
 def places_of(C: HopperMLAConstants) -> Places:
-    """Q, NB stages of latent rows and P, then alpha and 1 / l of each row.
+    """Q, NB stages of latent rows and P, then alpha and 1 / l of each row; which rows of a stage are there, if LISTED.
 
     >>> places = places_of(HopperMLAConstants(1, 64, 64, 64, False))
     >>> places.partitions["the leader"], places.tiles["k right"][1].base, places.tiles["p"][0].base, places.nbytes
@@ -151,5 +186,6 @@ def places_of(C: HopperMLAConstants) -> Places:
     """
     cols = {"left": C.DV // 2, "right": C.DV // 2, "rope": C.DR}
     sizes = {f"{what} {part}": (n, 64, m) for what, n in (("q", 1), ("k", C.NB)) for part, m in cols.items()}
-    partitions = {"the leader": 4, "the follower": 4, "the producer": 1}
-    return Places(sizes | {"p": (1, C.BM, C.BN)}, partitions, more=2 * 4 * C.BM)
+    partitions = {"the leader": 4, "the follower": 4, "the producer": C.WARPS}
+    numbers = 2 + C.NB if C.LISTED else 2
+    return Places(sizes | {"p": (1, C.BM, C.BN)}, partitions, more=numbers * 4 * C.BM)

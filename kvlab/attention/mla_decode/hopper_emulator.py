@@ -38,7 +38,9 @@ class HopperMLALaunch:
     pages: int
     max_keys: int
     table: Array
-    lens: Array
+    lens: Array | None
+    kv: Array
+    k_rope: Array
     out: Array
     lse: Array
     scale: np.float32
@@ -55,7 +57,8 @@ class HopperMLALaunch:
         tile, split = t % config.row_tiles, t // config.row_tiles % config.num_splits
         batch = t // (config.row_tiles * config.num_splits)
         token, head = tile // config.head_tiles * C.TB, tile % config.head_tiles * C.HB
-        return batch, split, token, head, int(self.lens[batch])
+        length = self.max_keys if self.lens is None else int(self.lens[batch])
+        return batch, split, token, head, length
 
     def find_keys(self, split: int, length: int) -> tuple[int, int, int]:
         """First key of a split, all keys, and blocks of keys."""
@@ -68,6 +71,18 @@ class HopperMLALaunch:
         """The pages of a block's boxes; past the end none."""
         C = self.config.constants
         return find_pages(self.table[batch], key, num_keys, self.pages, C.BN, C.BOX, C.PAGE)
+
+    def find_rows(self, batch: int, key: int, num_keys: int) -> tuple[dict[str, Array], Array]:
+        """The parts of the rows that a list names at its places from ``key`` on, and whether it names one there: a slot
+        of the cache. Absent ones are zeros.
+        """
+        C = self.config.constants
+        place = key + np.arange(C.BN)
+        slot = np.where(place < num_keys, self.table[batch, np.minimum(place, num_keys - 1)], -1)
+        there = (slot >= 0) & (slot < self.pages * C.PAGE)
+        page, token = np.where(there, slot, 0) // C.PAGE, np.where(there, slot, 0) % C.PAGE
+        parts = {"left": self.kv[..., : C.DV // 2], "right": self.kv[..., C.DV // 2 :], "rope": self.k_rope}
+        return {part: np.where(there[:, None], a[page, token], a.dtype.type(0)) for part, a in parts.items()}, there
 
     def rows(self, token: int, head: int) -> tuple[Array, Array, Array]:
         """Token and head of each row of a tile, and whether they exist."""
@@ -94,7 +109,7 @@ class HopperMLALaunch:
 
 
 def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
-    """One warp brings Q and the latent rows of item after item."""
+    """One warp brings Q and the latent rows of item after item; four warps those that a list names."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
     C, items, programs = cta.C, x.config.items, x.config.programs  #- launch
@@ -112,15 +127,28 @@ def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wai
             #: load_left -> b, key    columns of the leader's half of V, and those of rope
             b, key = it % C.NB, lo + i * C.BN
             row = key % C.PAGE if C.BOX == C.BN else 0
-            found = x.find_pages(batch, key, num_keys)
-            yield cta.l_free[b], ((it // C.NB) & 1) ^ 1
-            cta.l_full[b].expect_bytes(C.BN * (C.DV // 2 + C.DR) * 2, cta.producer[0])
-            cta.load_keys("left", b, cta.l_full[b], found, row)
-            cta.load_keys("rope", b, cta.l_full[b], found, row)
+            if C.LISTED:
+                found, there = x.find_rows(batch, key, num_keys)
+                yield cta.l_free[b], ((it // C.NB) & 1) ^ 1
+                cta.gather("left", b, found["left"], there)
+                cta.gather("rope", b, found["rope"], there)
+                cta.tell(b, there)
+                cta.l_full[b].arrive_copied(cta.producer)
+                cta.arrive(cta.producer, cta.l_full[b])
+            else:
+                found = x.find_pages(batch, key, num_keys)
+                yield cta.l_free[b], ((it // C.NB) & 1) ^ 1
+                cta.l_full[b].expect_bytes(C.BN * (C.DV // 2 + C.DR) * 2, cta.producer[0])
+                cta.load_keys("left", b, cta.l_full[b], found, row)
+                cta.load_keys("rope", b, cta.l_full[b], found, row)
             #: load_right -> it    columns of the follower's half
             yield cta.r_free[b], ((it // C.NB) & 1) ^ 1
-            cta.r_full[b].expect_bytes(C.BN * (C.DV // 2) * 2, cta.producer[0])
-            cta.load_keys("right", b, cta.r_full[b], found, row)
+            if C.LISTED:
+                cta.gather("right", b, found["right"], there)
+                cta.r_full[b].arrive_copied(cta.producer)
+            else:
+                cta.r_full[b].expect_bytes(C.BN * (C.DV // 2) * 2, cta.producer[0])
+                cta.load_keys("right", b, cta.r_full[b], found, row)
             it += 1
 
 
@@ -149,7 +177,9 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
             #: mask -> s    the features of scores, keys that a row does not see
             key = lo + i * BN
             s = adjust_by_row(s, factor, 0.0, features)
-            if C.MASKED and key + BN > limit:
+            if C.LISTED:
+                s = cta.mask_absent(me, s, it % C.NB)
+            elif C.MASKED and key + BN > limit:
                 s = mask_rows(s, token, key, limit, tokens, features, C)
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             e, m, l, alpha = softmax(s, m, l, scale)
@@ -175,7 +205,9 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
         #: mask -> s    the features of scores, keys that a row does not see
         key = lo + (blocks - 1) * BN
         s = adjust_by_row(s, factor, 0.0, features)
-        if key + BN > limit:
+        if C.LISTED:
+            s = cta.mask_absent(me, s, it % C.NB)
+        elif key + BN > limit:
             s = mask_rows(s, token, key, limit, tokens, features, C)
         #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
         e, m, l, alpha = softmax(s, m, l, scale)
@@ -227,6 +259,8 @@ def follow(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait
             #: accumulate -> o, it    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
             o = o.times(alpha[None])
             yield cta.r_full[b], (it // C.NB) & 1
+            if C.LISTED:
+                cta.hazards.fence_async(me)
             if C.LATE:
                 yield cta.sync(cta.s_done, late)
                 late ^= 1
@@ -242,6 +276,8 @@ def follow(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait
         #: accumulate -> o    O = alpha O + P V of the last block
         o = o.times(alpha[None])
         yield cta.r_full[b], (it // C.NB) & 1
+        if C.LISTED:
+            cta.hazards.fence_async(me)
         key = lo + (blocks - 1) * C.BN
         if key + C.BN > num_keys:
             cta.clean_rows(me, b, "right", max(num_keys - key, 0))
@@ -266,7 +302,7 @@ def mask_rows(
 
 
 def launch(
-    q: Array, kv_cache: Array, k_rope: Array, block_table: Array, seq_lens: Array, *, scale: float, features: Features,
+    q: Array, kv_cache: Array, k_rope: Array, block_table: Array, seq_lens: Array | None, *, scale: float, features: Features,
     config: HopperMLAConfig, out: Array | None = None, arch: str = "sm_90", traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
     """Run the twins; arguments and results as of ``emulator.launch``, such as ``hopper_lacks`` lets pass."""
@@ -281,11 +317,11 @@ def launch(
     width = 128 // part.itemsize
     by_panels = np.moveaxis(part.reshape(splits * batch, tokens, heads, C.DV // width, width), 3, 1)
     boxes["o"] = TmaDescriptor.of(by_panels, (1, 4, C.TB, C.HB, width), "128B")
-    max_keys = most_keys(block_table.shape[1], kv_cache.shape[1])
+    max_keys = most_keys(block_table.shape[1], 1 if C.LISTED else kv_cache.shape[1])
     scale_log2 = np.float32(scale * LOG2E)
     x = HopperMLALaunch(
-        config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, part, part_lse, scale_log2,
-        features,
+        config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, kv_cache, k_rope, part, part_lse,
+        scale_log2, features,
     )
     with traffic.launch():
         ctas = [HopperMLACTA(C, places_of(C), q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from kvlab.attention.hopper.kernel import (
     LN2,
@@ -19,11 +20,13 @@ from kvlab.attention.hopper.kernel import (
     adjust_by_row,
     factor_of,
     find_pages,
+    operand,
     quad_sum,
     softmax,
 )
 
 from .hopper_steps import (
+    GATHER,
     P_FULL,
     PARTS,
     S_DONE,
@@ -33,19 +36,23 @@ from .hopper_steps import (
     find_item,
     find_keys,
     find_place,
+    find_rows,
+    gather,
     load_keys,
     load_queries,
+    mask_absent,
     mask_rows,
     named_barrier,
     send,
     start_scores,
     store_half,
+    tell,
 )
 
 
 @gluon.jit
-def produce(descs, boxes, bars, kv, kv_page, entries, items, keys, C: gl.constexpr):
-    """One warp brings Q and the latent rows of item after item."""
+def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
+    """One warp brings Q and the latent rows of item after item; four warps those that a list names."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
     program = gl.program_id(0)  #- launch
@@ -54,6 +61,11 @@ def produce(descs, boxes, bars, kv, kv_page, entries, items, keys, C: gl.constex
     q_box, q_rope_box, k_box, k_rope_box = boxes  #- launch
     q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
     HALF: gl.constexpr = C.DV // 2 // PANEL  #- address
+    if C.LISTED:
+        k_s = operand(k_box, C.BN, C.DV // 2, C.NB * 2 * HALF)  #- address
+        k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)  #- address
+    else:
+        kv, kv_page = cache  #- launch
     table, table_batch, columns, pages = entries  #- launch
     it = 0  # blocks so far: stage it % NB, phase it // NB
     turn = 0  # parity of the items so far
@@ -73,17 +85,31 @@ def produce(descs, boxes, bars, kv, kv_page, entries, items, keys, C: gl.constex
             b = it % C.NB
             key = lo + i * C.BN
             row = key % C.PAGE if C.BOX == C.BN else 0
-            found = find_pages(pages_of, key, num_keys, pages, C.BN, C.BOX, C.PAGE)
-            mbarrier.wait(l_free.index(b), ((it // C.NB) & 1) ^ 1)
-            mbarrier.expect(l_full.index(b), C.BN * (C.DV // 2 + C.DR) * 2)
-            load_keys(dk, k_box, l_full.index(b), b * 2 * HALF, 0, found, row, HALF, C)
-            load_keys(dk_rope, k_rope_box, l_full.index(b), b, 0, found, row, 1, C)
+            if C.LISTED:
+                place = key + gl.arange(0, C.BN, layout=gl.SliceLayout(1, GATHER))  #- address
+                found, there = find_rows(cache, pages_of, place, num_keys, pages, C)
+                mbarrier.wait(l_free.index(b), ((it // C.NB) & 1) ^ 1)
+                gather(k_s.index(2 * b), found, there, 0)
+                gather(k_rope_s.index(b), found, there, C.DV)
+                tell(cache, b, there)
+                async_copy.mbarrier_arrive(l_full.index(b), increment_count=False)
+                mbarrier.arrive(l_full.index(b), count=1)
+            else:
+                found = find_pages(pages_of, key, num_keys, pages, C.BN, C.BOX, C.PAGE)
+                mbarrier.wait(l_free.index(b), ((it // C.NB) & 1) ^ 1)
+                mbarrier.expect(l_full.index(b), C.BN * (C.DV // 2 + C.DR) * 2)
+                load_keys(dk, k_box, l_full.index(b), b * 2 * HALF, 0, found, row, HALF, C)
+                load_keys(dk_rope, k_rope_box, l_full.index(b), b, 0, found, row, 1, C)
             #: load_right -> it    columns of the follower's half
             mbarrier.wait(r_free.index(b), ((it // C.NB) & 1) ^ 1)
-            mbarrier.expect(r_full.index(b), C.BN * (C.DV // 2) * 2)
-            load_keys(dk, k_box, r_full.index(b), (b * 2 + 1) * HALF, C.DV // 2, found, row, HALF, C)
-            if C.LATE and i + 1 < blocks:
-                expect_keys(kv, kv_page, pages_of, key + C.BN, num_keys, C)  #- instruction
+            if C.LISTED:
+                gather(k_s.index(2 * b + 1), found, there, C.DV // 2)
+                async_copy.mbarrier_arrive(r_full.index(b), increment_count=False)
+            else:
+                mbarrier.expect(r_full.index(b), C.BN * (C.DV // 2) * 2)
+                load_keys(dk, k_box, r_full.index(b), (b * 2 + 1) * HALF, C.DV // 2, found, row, HALF, C)
+                if C.LATE and i + 1 < blocks:
+                    expect_keys(kv, kv_page, pages_of, key + C.BN, num_keys, C)  #- instruction
             it += 1
 
 
@@ -116,7 +142,7 @@ def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
         #: scores -> s    S = Q K^T of the first block
         zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)  #- instruction
         mbarrier.wait(q_full, turn)
-        s = start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, it % C.NB, (it // C.NB) & 1, zero)
+        s = start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, it % C.NB, (it // C.NB) & 1, zero, C)
         m = gl.full([BM], NOTHING, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
         l = quad_sum(zero, BM, BN)
         o = gl.zeros([BM, COLS], gl.float32, layout=O_LAYOUT)
@@ -125,7 +151,9 @@ def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
             #: mask -> s    the features of scores, keys that a row does not see
             key = lo + i * BN
             s = adjust_by_row(s, factor, 0.0, numbers)
-            if C.MASKED and key + BN > limit:
+            if C.LISTED:
+                s = mask_absent(s, rows_s, it % C.NB)
+            elif C.MASKED and key + BN > limit:
                 s = mask_rows(s, token, key, limit, tokens, features, numbers, C, S_LAYOUT)
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             e, m, l, alpha = softmax(s, m, l, scale, BM, BN)
@@ -140,7 +168,7 @@ def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
             send(p_s, rows_s, p, alpha)
             #: scores -> s, it    S = Q K^T of the next block runs behind it
             it += 1
-            s = start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, it % C.NB, (it // C.NB) & 1, zero)
+            s = start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, it % C.NB, (it // C.NB) & 1, zero, C)
             o = hopper.warpgroup_mma_wait(PARTS, deps=(o,))
             mbarrier.arrive(l_free.index(b), count=1)
             s = hopper.warpgroup_mma_wait(0, deps=(s,))
@@ -151,7 +179,9 @@ def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
         #: mask -> s    the features of scores, keys that a row does not see
         key = lo + (blocks - 1) * BN
         s = adjust_by_row(s, factor, 0.0, numbers)
-        if key + BN > limit:
+        if C.LISTED:
+            s = mask_absent(s, rows_s, it % C.NB)
+        elif key + BN > limit:
             s = mask_rows(s, token, key, limit, tokens, features, numbers, C, S_LAYOUT)
         #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
         e, m, l, alpha = softmax(s, m, l, scale, BM, BN)
@@ -209,6 +239,8 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
             #: accumulate -> o, it    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
             o = o * alpha[:, None]
             mbarrier.wait(r_full.index(b), (it // C.NB) & 1)
+            if C.LISTED:
+                fence_async_shared()
             if C.LATE:
                 named_barrier("sync", S_DONE, 256)
             o = hopper.warpgroup_mma(p_s, k_s.index(2 * b + 1), o, is_async=True)
@@ -223,6 +255,8 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
         #: accumulate -> o    O = alpha O + P V of the last block
         o = o * alpha[:, None]
         mbarrier.wait(r_full.index(b), (it // C.NB) & 1)
+        if C.LISTED:
+            fence_async_shared()
         key = lo + (blocks - 1) * C.BN
         if key + C.BN > num_keys:
             clean_rows(k_s, 2 * b + 1, gl.maximum(num_keys - key, 0), C)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from kvlab.attention.hopper.kernel import (
@@ -22,6 +23,7 @@ from kvlab.attention.hopper.kernel import (
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 PARTS = gl.constexpr(3)  # products of Q K^T
 S_DONE = gl.constexpr(9)  # that at which it waits for the end of the next Q K^T, where it is late
+GATHER = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # 16 bytes a thread of its four rows
 P_FULL = gl.constexpr(8)  # the barrier at which the follower waits for the leader's P; Triton's are the first ones
 ROWS_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
@@ -53,13 +55,17 @@ def find_place(t, keys, C: gl.constexpr):
 
     The row tiles of a sequence are neighbours: they read the same keys.
     """
-    lens, lens_stride, row_tiles, head_tiles, splits, _ = keys
+    lens, lens_stride, row_tiles, head_tiles, splits, max_keys = keys
     tile = t % row_tiles
     split = t // row_tiles % splits
     batch = t // (row_tiles * splits)
     token = tile // head_tiles * C.TB
     head = tile % head_tiles * C.HB
-    return batch, split, token, head, gl.load(lens + batch * lens_stride)
+    if C.LISTED:
+        length = max_keys
+    else:
+        length = gl.load(lens + batch * lens_stride)
+    return batch, split, token, head, length
 
 
 @gluon.jit
@@ -119,12 +125,44 @@ def expect_keys(kv, kv_page, table, key, num_keys, C: gl.constexpr):
 
 
 @gluon.jit
-def start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, b, phase, zero):
+def find_rows(cache, slots, place, num_keys, pages, C: gl.constexpr):
+    """Where the rows begin that a list names at its places, and whether it names one there: a slot of the cache.
+
+    ``cache``: its address, and the elements between pages and between tokens, multiples of 16 bytes.
+    """
+    kv, kv_page, kv_token, _ = cache
+    slot = gl.load(slots + place, mask=place < num_keys, other=-1)
+    there = (slot >= 0) & (slot < pages.to(gl.int64) * C.PAGE)
+    page = (slot // C.PAGE).to(gl.int64)
+    token = (slot % C.PAGE).to(gl.int64)
+    return kv + gl.multiple_of(page * kv_page + token * kv_token, [8]), there
+
+
+@gluon.jit
+def gather(tile, rows, there, col):
+    """Columns from ``col`` on of a block's rows, 16 bytes a thread and copy. Absent ones arrive as zeros."""
+    c = col + gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, GATHER))
+    async_copy.async_copy_global_to_shared(tile, rows[:, None] + c[None, :], mask=there[:, None])
+
+
+@gluon.jit
+def tell(cache, b, there):
+    """Which rows of stage b are there, for the leader."""
+    _, _, _, rows_s = cache
+    rows_s.index(2 + b).store(there.to(gl.float32))
+
+
+@gluon.jit
+def start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, b, phase, zero, C: gl.constexpr):
     """S = Q K^T of stage b, started in PARTS as they arrive: left half, rope, right half."""
     mbarrier.wait(l_full.index(b), phase)
+    if C.LISTED:
+        fence_async_shared()  # rows come by ordinary copies
     s = hopper.warpgroup_mma(q_s.index(0), k_s.index(2 * b).permute((1, 0)), zero, use_acc=False, is_async=True)
     s = hopper.warpgroup_mma(q_rope_s.index(0), k_rope_s.index(b).permute((1, 0)), s, is_async=True)
     mbarrier.wait(r_full.index(b), phase)
+    if C.LISTED:
+        fence_async_shared()
     return hopper.warpgroup_mma(q_s.index(1), k_s.index(2 * b + 1).permute((1, 0)), s, is_async=True)
 
 
@@ -135,6 +173,13 @@ def mask_rows(s, token, key, first_limit, tokens, features, numbers, C: gl.const
     c = key + gl.arange(0, C.BN, layout=gl.SliceLayout(0, S_LAYOUT))
     limit = first_limit + gl.minimum(r, tokens - 1)
     return hide(s, (None, None, r, None, None, limit), c, features, numbers, False)
+
+
+@gluon.jit
+def mask_absent(s, rows_s, b):
+    """-inf for the keys of stage b that no slot is named for."""
+    there = rows_s.index(2 + b).load(gl.SliceLayout(0, s.type.layout))
+    return gl.where(there[None, :] != 0, s, float("-inf"))
 
 
 @gluon.jit

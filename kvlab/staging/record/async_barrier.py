@@ -57,6 +57,16 @@ pending; complete is phase 0
         self.hazards._event("arrive", self.name, None, warps)
         self._change(lambda: self.state.arrive(each * len(warps)), f"arrival of warps {list(warps)}")
 
+    def arrive_copied(self, warps: tuple[int, ...]) -> None:
+        """An arrival of every lane of ``warps`` once its copies so far have landed (cp.async.mbarrier.arrive.noinc)."""
+        h, chosen = self.hazards, list(warps)
+        h._expect_running(warps)
+        h._issued[chosen] += 1
+        copies = 2 * h.warps + np.array(chosen)
+        self._coming[copies] = np.maximum(self._coming[copies], h._issued[chosen])
+        h._event("arrive", self.name, None, warps)
+        self._change(lambda: self.state.arrive(32 * len(warps)), f"arrival of the copies of warps {chosen}")
+
     def expect_bytes(self, nbytes: int, warp: int) -> None:
         """One arrival of a warp that announces ``nbytes`` bytes."""
         self.hazards._expect_running((warp,))

@@ -32,30 +32,33 @@ from hazard_mutations import (
     method_of,
     unstated,
 )
-from hopper_launches import mla_arguments
+from hopper_launches import listed_arguments, mla_arguments
 from mla_cases import FULL, Case
 from turns import ORDERS
 
 from kvlab.attention.hopper.cta import Places
 from kvlab.attention.mla_decode import hopper_emulator
 from kvlab.attention.mla_decode.hopper_cta import HopperMLACTA
-from kvlab.staging import Timeline, Traffic
+from kvlab.staging import AsyncBarrier, Timeline, Traffic
 
 method = functools.partial(method_of, HopperMLACTA)
 LONG = Case((330, 70), H=16, S=2, columns=FULL, page=64, splits=1)  # six blocks, then two, whose last are cleaned
 LATE = replace(LONG, H=80, S=1)
 BLOCK = Case((50, 64), H=3, columns=FULL, page=16, splits=1)  # two items of one block
 BOXED = replace(BLOCK, H=40)  # O leaves by TMA
-CASES = {"long": LONG, "late": LATE, "block": BLOCK, "boxed": BOXED, "split": replace(BOXED, splits=2)}
+LISTED = Case((50, 64, 9), H=40, columns=FULL, page=5, splits=1)  # lists of 150 slots, three blocks
+CASES = {
+    "long": LONG, "late": LATE, "block": BLOCK, "boxed": BOXED, "split": replace(BOXED, splits=2), "listed": LISTED,
+}
 
 
 def run(case: Case, traffic: Traffic | None = None, programs: int = 1) -> None:
-    arrays, named = mla_arguments(case)
+    arrays, named = listed_arguments(case, 150) if case == LISTED else mla_arguments(case)
     config = replace(named.pop("config"), programs=programs)
     hopper_emulator.launch(*arrays, **named, config=config, traffic=traffic)
 
 
-@pytest.mark.parametrize("case", [LONG, LATE, BLOCK, BOXED, replace(LONG, H=128, splits=3)], ids=str)
+@pytest.mark.parametrize("case", [LONG, LATE, BLOCK, BOXED, LISTED, replace(LONG, H=128, splits=3)], ids=str)
 def test_nothing_is_reported(case: Case) -> None:
     traffic = Traffic(timeline=Timeline())
     run(case, traffic, programs=2)
@@ -93,6 +96,18 @@ def leader_fences_nothing(cta: HopperMLACTA, send: Any, me: Any, p: Any, alpha: 
     cta.hazards.fence_async = fence  # type: ignore[method-assign]
 
 
+def told_at_once(bar: AsyncBarrier, arrive: Any, warps: Any) -> None:
+    """Ordinary arrivals instead of those of the copies."""
+    bar.arrive(warps, 32)
+
+
+def leader_reads_rows_unfenced(cta: HopperMLACTA, start: Any, *args: Any) -> Any:
+    fence, cta.hazards.fence_async = cta.hazards.fence_async, lambda *_: None  # type: ignore[method-assign]
+    s = yield from start(*args)
+    cta.hazards.fence_async = fence  # type: ignore[method-assign]
+    return s
+
+
 def cleaned_without_a_barrier(cta: HopperMLACTA, clean: Any, *args: Any) -> None:
     cta.meet = lambda me: None  # type: ignore[method-assign]
     clean(*args)
@@ -106,7 +121,8 @@ def o_written_without_a_barrier(cta: HopperMLACTA, store: Any, *args: Any) -> No
     del cta.meet
 
 
-LEADER = (0, 1, 2, 3)
+LEADER, PRODUCER = (0, 1, 2, 3), (8, 9, 10, 11)
+method_of_barrier = functools.partial(method_of, AsyncBarrier)
 # name: cases, mutation, what is reported, what must be in the message
 MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "q-is-not-waited-for": ("long block", unstated("q full"), READ, "q wgmma by warp 0 of the leader"),
@@ -151,6 +167,19 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "o-in-flight-at-the-end": ("boxed", drop("wait_store"), (WAR, END), "cp.async.bulk.wait_group.read in warp"),
     "o-written-before-all-warps-have-read-v": (
         "boxed", method("store_half", o_written_without_a_barrier), WAR, "a barrier after wgmma.wait_group in warp",
+    ),
+    "rows-are-told-of-before-they-land": (
+        "listed", method_of_barrier("arrive_copied", told_at_once), READ, "of what k copy by warp 8",
+    ),
+    "rows-are-not-waited-for": ("listed", unstated("left full"), READ, "of what k copy by warp 8"),
+    "rows-are-refilled-without-a-wait": ("listed", unstated("left free", PRODUCER), WAR, "k copy by warp"),
+    "right-rows-are-refilled-without-a-wait": ("listed", unstated("right free", PRODUCER), WAR, "k copy by warp"),
+    "no-fence-before-rows-are-multiplied": (
+        "listed", method("start_scores", leader_reads_rows_unfenced), READ,
+        "missing: fence.proxy.async in warp 0 after the wait",
+    ),
+    "which-rows-are-there-is-not-told": (
+        "listed", barrier("arrive", "left full", lambda *a: None), STUCK, "left full[0]",
     ),
     "one-stage": ("long", one_stage, (WAW, WAR), "k copy by warp 8"),
 }

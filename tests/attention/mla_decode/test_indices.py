@@ -5,23 +5,26 @@ What no list names is NaN, in unused slots and pages.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
-from caught import SHARED, Caught, as_launched
+from caught import SHARED, Caught, as_launched, as_tensors
+from hopper_launches import listed_arguments
 from listed_cases import Listed
 from mla_cases import FULL, Case
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import mla_decode, mla_decode_paged
-from kvlab.attention.mla_decode import kernel
+from kvlab.attention.mla_decode import hopper_config, kernel
 from kvlab.cache import PagedKVCache, PagedKVCacheCollection
 from kvlab.common.arrays import to_numpy, to_torch
 from kvlab.hardware import TMAGather4Tile
 from kvlab.memory import float8_e4m3fn
 from kvlab.staging import Hazard, Traffic
 from kvlab.staging.nvidia.gather4_cta import Gather4CTA
+from kvlab.triton_support.versions import gluon_lacks
 
 ON = {
     "few heads": (Case((90, 70, 40), H=5, page=5, splits=2), 150, ("sm_80", "sm_90", "sm_100", "gfx950")),
@@ -39,6 +42,24 @@ def test_the_emulator(name: str, arch: Any) -> None:
     x, options = listed.x, {"num_splits": case.splits, "return_lse": True, "arch": arch, **listed.x.options}
     out, lse = mla_decode_paged(listed.q, x.kv, indices=listed.indices, **options)
     assert_accurate(listed.dense, out[:, None], lse[:, None])
+
+
+HOPPER = [
+    (Case((90, 70, 40), H=5, columns=FULL, page=5, splits=2), 150),
+    (Case((90, 70, 40), H=80, columns=FULL, page=64, splits=1, storage="layers"), 200),
+    (Case((90, 70), H=64, S=2, columns=FULL, page=48, dtype="fp16"), 63),
+]
+
+
+@pytest.mark.parametrize("case, topk", HOPPER, ids=str)
+def test_the_emulator_of_hopper(case: Case, topk: int) -> None:
+    """And arithmetic: only rows that are named come, once for each tile of 64 heads, beside Q."""
+    listed, traffic = Listed(case, topk), Traffic()
+    x, options = listed.x, {"num_splits": case.splits or 1, "return_lse": True, "backend": "hopper", **listed.x.options}
+    out, lse = mla_decode_paged(listed.q, x.kv, indices=listed.indices, traffic=traffic, **options)
+    assert_accurate(listed.dense, out[:, None], lse[:, None])
+    tiles, items = -(-case.H // 64), len(listed.q) * -(-case.H // 64) * (case.splits or 1)
+    assert traffic.moved["DRAM->SMEM"] == (tiles * int((listed.indices >= 0).sum()) + 64 * items) * 576 * 2
 
 
 def test_the_reference() -> None:
@@ -129,7 +150,7 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "a window": ({"window": 3}, "window is 3 beside indices: must be None: slots have no positions"),
     "slopes": ({"alibi_slopes": 1}, "alibi_slopes is 1 beside indices: must be None"),
     "no lists on sm_100": ({"arch": "sm_100", "indices": None}, "block_table is a NoneType"),
-    "hopper": ({"backend": "hopper"}, "backend is 'hopper' with indices: must be"),
+    "hopper": ({"backend": "hopper", "softcap": 5.0}, "backend is 'hopper' with softcap: must be"),
     "no list and no table": ({"indices": None}, "block_table is a NoneType: must be a NumPy array or torch tensor"),
 }
 
@@ -179,6 +200,27 @@ def test_tokens_that_do_not_follow_one_another() -> None:
     q = np.ones((4, 3, 2, 576), np.float16)[:2, :2]
     with pytest.raises(ValueError, match=r"q has strides .* beside indices: must be such that token follows token"):
         mla_decode_paged(q, np.ones((3, 16, 576), np.float16), indices=np.zeros((2, 2, 5), np.int32))
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
+@pytest.mark.parametrize("H", [16, 128])
+def test_compiled_for_hopper(H: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rests on the compiler's counts: nine boxes of Q come by TMA, rows by 64 x 72 copies of 16 bytes of 128 threads;
+    four registers of the producer spill where it loads Q.
+    """
+    from kvlab.attention.mla_decode import hopper
+
+    arrays, named = listed_arguments(Case((50,), H=H, columns=FULL, page=64), 64)
+    monkeypatch.setattr(hopper, "attend", caught := Caught(hopper.attend))
+    monkeypatch.setattr(hopper, "merge", lambda *_, **__: None)
+    hopper.launch(*map(as_tensors, arrays), **named | {"features": as_tensors(named["features"])})
+    made = as_launched(caught.fn, caught.arguments, "sm_90")
+    assert made.instructions["UTMALDG"] == 9
+    assert made.instructions["LDGSTS"] == 64 * 72 // 128
+    assert len(re.findall("ARRIVES.LDGSTSBAR", made.sass)) == 2
+    assert made.spills <= 16
+    assert made.shared <= hopper_config.shared_bytes(named["config"].constants) <= SHARED["sm_90"]
 
 
 @pytest.mark.compile

@@ -18,7 +18,8 @@ def cases(Case: Any) -> list[Any]:
     """128 sequences of one token; the bytes are those of the rows that are named, their numbers, q and the output."""
     made = []
     for fp8, heads in ((False, 16), (False, 64), (False, 128), (True, 16), (True, 128)):
-        params = dict(b=BATCH, h=heads, ctx=TOPK, page=PAGE, context=CONTEXT, rows="fp8" if fp8 else "bf16")
+        params = {"b": BATCH, "h": heads, "ctx": TOPK, "page": PAGE, "context": CONTEXT}
+        params["rows"] = "fp8" if fp8 else "bf16"
         rows = BATCH * TOPK * ((656 if fp8 else 1152) + 4)
         flop, small = 2.0 * BATCH * heads * TOPK * (576 + 512), BATCH * heads * (576 + 512) * 2
         name = f"sparse_mla_{'fp8_' if fp8 else ''}b{BATCH}_h{heads}_topk{TOPK}"

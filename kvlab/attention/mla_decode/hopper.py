@@ -69,10 +69,7 @@ def attend(
     entries = (table, table_batch, columns, pages)
     descs = (dq, dk, dk_rope)
     boxes = (q_box, q_rope_box, k_box, k_rope_box)
-    if C.LISTED:
-        cache = (kv, kv_page, kv_token, rows_s)
-    else:
-        cache = (kv, kv_page)
+    cache = (kv, kv_page, kv_token, rows_s) if C.LISTED else (kv, kv_page)
     bars = (q_full, q_free, l_full, l_free, r_full, r_free)
     smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box)
     gl.warp_specialize(

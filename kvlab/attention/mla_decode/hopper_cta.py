@@ -68,7 +68,7 @@ class HopperMLACTA(PartitionedCTA):
         self.traffic.move("DRAM->SMEM", int(there.sum()) * rows[0].nbytes)
 
     def tell(self, b: int, there: Array) -> None:
-        """Which rows of stage b are there, for the leader."""
+        """Tells the leader which rows of stage b are there."""
         me, which = self.producer, 2 + b
         start, row = self.places.behind + 256 * which, np.arange(self.C.BN)
         at = self.places.once(

@@ -128,10 +128,10 @@ def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wai
             b, key = it % C.NB, lo + i * C.BN
             row = key % C.PAGE if C.BOX == C.BN else 0
             if C.LISTED:
-                found, there = x.find_rows(batch, key, num_keys)
+                rows, there = x.find_rows(batch, key, num_keys)
                 yield cta.l_free[b], ((it // C.NB) & 1) ^ 1
-                cta.gather("left", b, found["left"], there)
-                cta.gather("rope", b, found["rope"], there)
+                cta.gather("left", b, rows["left"], there)
+                cta.gather("rope", b, rows["rope"], there)
                 cta.tell(b, there)
                 cta.l_full[b].arrive_copied(cta.producer)
                 cta.arrive(cta.producer, cta.l_full[b])
@@ -144,7 +144,7 @@ def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wai
             #: load_right -> it    columns of the follower's half
             yield cta.r_free[b], ((it // C.NB) & 1) ^ 1
             if C.LISTED:
-                cta.gather("right", b, found["right"], there)
+                cta.gather("right", b, rows["right"], there)
                 cta.r_full[b].arrive_copied(cta.producer)
             else:
                 cta.r_full[b].expect_bytes(C.BN * (C.DV // 2) * 2, cta.producer[0])
@@ -302,8 +302,9 @@ def mask_rows(
 
 
 def launch(
-    q: Array, kv_cache: Array, k_rope: Array, block_table: Array, seq_lens: Array | None, *, scale: float, features: Features,
-    config: HopperMLAConfig, out: Array | None = None, arch: str = "sm_90", traffic: Traffic | None = None,
+    q: Array, kv_cache: Array, k_rope: Array, block_table: Array, seq_lens: Array | None, *, scale: float,
+    features: Features, config: HopperMLAConfig, out: Array | None = None, arch: str = "sm_90",
+    traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
     """Run the twins; arguments and results as of ``emulator.launch``, such as ``hopper_lacks`` lets pass."""
     C, splits = config.constants, config.num_splits

@@ -87,10 +87,10 @@ def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
             row = key % C.PAGE if C.BOX == C.BN else 0
             if C.LISTED:
                 place = key + gl.arange(0, C.BN, layout=gl.SliceLayout(1, GATHER))  #- address
-                found, there = find_rows(cache, pages_of, place, num_keys, pages, C)
+                rows, there = find_rows(cache, pages_of, place, num_keys, pages, C)
                 mbarrier.wait(l_free.index(b), ((it // C.NB) & 1) ^ 1)
-                gather(k_s.index(2 * b), found, there, 0)
-                gather(k_rope_s.index(b), found, there, C.DV)
+                gather(k_s.index(2 * b), rows, there, 0)
+                gather(k_rope_s.index(b), rows, there, C.DV)
                 tell(cache, b, there)
                 async_copy.mbarrier_arrive(l_full.index(b), increment_count=False)
                 mbarrier.arrive(l_full.index(b), count=1)
@@ -103,7 +103,7 @@ def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
             #: load_right -> it    columns of the follower's half
             mbarrier.wait(r_free.index(b), ((it // C.NB) & 1) ^ 1)
             if C.LISTED:
-                gather(k_s.index(2 * b + 1), found, there, C.DV // 2)
+                gather(k_s.index(2 * b + 1), rows, there, C.DV // 2)
                 async_copy.mbarrier_arrive(r_full.index(b), increment_count=False)
             else:
                 mbarrier.expect(r_full.index(b), C.BN * (C.DV // 2) * 2)

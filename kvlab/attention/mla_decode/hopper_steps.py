@@ -126,7 +126,7 @@ def expect_keys(kv, kv_page, table, key, num_keys, C: gl.constexpr):
 
 @gluon.jit
 def find_rows(cache, slots, place, num_keys, pages, C: gl.constexpr):
-    """Where the rows begin that a list names at its places, and whether it names one there: a slot of the cache.
+    """Addresses of the rows that a list names at its places, and whether it names one there: a slot of the cache.
 
     ``cache``: its address, and the elements between pages and between tokens, multiples of 16 bytes.
     """
@@ -147,7 +147,7 @@ def gather(tile, rows, there, col):
 
 @gluon.jit
 def tell(cache, b, there):
-    """Which rows of stage b are there, for the leader."""
+    """Tell the leader which rows of stage b are there."""
     _, _, _, rows_s = cache
     rows_s.index(2 + b).store(there.to(gl.float32))
 

@@ -147,7 +147,7 @@ ask("00.page", page)
 #   [8](08_kv_mma_op.ipynb), [13](13_on_the_chip.ipynb), [14](14_debug_your_kernel.ipynb), [15](15_xray.ipynb),
 #   [18](18_linear_layouts.ipynb).
 # - **To serve models**: [6](06_kv_caches.ipynb), [9](09_mha_decode.ipynb), [10](10_mha_prefill.ipynb), [11](11_mla.ipynb),
-#   [12](12_fp8_kv.ipynb), [16](16_in_your_stack.ipynb).
+#   [12](12_fp8_kv.ipynb), [16](16_in_your_stack.ipynb), [17](17_kv_formats.ipynb).
 #
 # What is answered so far, since this kernel was started:
 

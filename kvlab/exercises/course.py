@@ -5,7 +5,7 @@ Each answer is held against what the notebook's own objects say when the noteboo
 
 from __future__ import annotations
 
-from .judges import Formula, Places, merged, narrow_swizzle, scaled_values, swizzle_of_floats
+from .judges import Formula, Places, merged, narrow_swizzle, rows_of_split_keys, scaled_values, swizzle_of_floats
 from .question import Question
 
 ELEMENTS = "so many elements; bytes are asked, two for each"
@@ -266,6 +266,29 @@ QUESTIONS = {
                             [(8, "the first page is one for all of them")]),
     "16.nbytes": Question(80, ["K and V, 2 heads each.", "16 bytes of e4m3 and 4 of the scale."],
                           [(64, "the scales are missing"), (40, "that is K alone")]),
+    # 17. KV formats
+    "17.place": Question(
+        7434,
+        ["How many bytes of K come first?", "6144 of K; a slot has 3 heads of 128 bytes, dim 5 is 10 bytes further."],
+        [(3717, ELEMENTS), (1290, "that is where K's lies"), (8586, "so it would be in HND, heads before slots")],
+    ),
+    "17.per_token": Question(
+        216, ["Two e2m1 to a byte, and a scale of one byte for 16 dims.", "3 heads of 32 + 4 bytes, for K and for V."],
+        [(192, "the scales are missing"), (108, "that is K alone"), (72, "that is one head")],
+    ),
+    "17.whose": Question(
+        1, ["Slot 0, dim 16 is the second entry to the reader. What has the writer as its second?",
+            "To the writer the scales of dim 0 of four slots are side by side."],
+        [(0, "that is whose it takes it for"), (4, "the next four slots come after all dims of the first four")],
+    ),
+    "17.rows": Question(
+        rows_of_split_keys,
+        ["The numbers have two bytes: raw.view(np.uint16).",
+         "As an array the split keys are [3, 8, 16, 8]: head, dim // 8, slot, dim % 8.",
+         "The rows are [slot, head, dim // 8, dim % 8]: which transpose is that?"],
+        solution="def rows(raw):\n    split = raw.view(np.uint16).reshape(3, 8, 16, 8)\n"
+                 "    return split.transpose(2, 0, 1, 3).reshape(-1).view(np.uint8)",
+    ),
     # 18. Linear layouts
     "18.element": Question((11, 7), ["Register 3 is registers 1 and 2; lane 13 is lanes 1, 4 and 8.",
                                      "Rows: 1 of lane 4, 2 of lane 8, 8 of the warp."],

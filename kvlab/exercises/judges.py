@@ -169,6 +169,39 @@ def scaled_values(function: Any) -> str:
     return _off(function, lambda p, v, s: (p * s) @ v, {"2 rows, 3 keys": (p, v, s)}, "(p, v, s)")
 
 
+def rows_of_split_keys(function: Any) -> str:
+    """Faults of ``function(raw)``: the bytes of x-split keys of 3 heads, 16 slots and 64 dims of two bytes, as rows.
+
+    >>> rows_of_split_keys(lambda raw: raw)
+    'these are the bytes as they were'
+    >>> rows_of_split_keys(lambda raw: raw.view("u2").reshape(3, 8, 16, 8).transpose(0, 2, 1, 3))
+    'heads come before slots: that is HND'
+    >>> rows_of_split_keys(lambda raw: raw.view("u2").reshape(3, 8, 16, 8).transpose(2, 0, 1, 3))
+    ''
+    """
+    if not callable(function):
+        return "a function of raw is asked"
+    split = np.arange(3 * 16 * 64, dtype=np.uint16).reshape(3, 8, 16, 8)
+    try:
+        found = np.ascontiguousarray(function(split.reshape(-1).view(np.uint8).copy())).reshape(-1).view(np.uint8)
+    except Exception as error:  # whatever the reader's function raises is the reader's
+        return f"it raises {error!r}"
+    if found.size != 2 * split.size:
+        return f"it gives {found.size} bytes, {2 * split.size} are asked"
+    mistakes = {
+        (2, 0, 1, 3): "", (0, 1, 2, 3): "these are the bytes as they were",
+        (0, 2, 1, 3): "heads come before slots: that is HND", (2, 1, 0, 3): "the pieces of a row come before its heads",
+        (2, 0, 3, 1): "neighbours within a piece are 8 apart",
+    }
+    for order, what in mistakes.items():
+        if np.array_equal(found, split.transpose(order).reshape(-1).view(np.uint8)):
+            return what
+    right = split.transpose(2, 0, 1, 3).reshape(-1)
+    first = int(np.flatnonzero(found.view(np.uint16) != right)[0])
+    slot, head, dim = np.unravel_index(first, (16, 3, 64))
+    return f"the number of slot {slot}, head {head}, dim {dim} is another one's"
+
+
 def _off(function: Any, right: Callable[..., Any], cases: dict[str, tuple[Any, ...]], inputs: str) -> str:
     """The first case that a function of arrays gets wrong, and by how much."""
     if not callable(function):

@@ -284,6 +284,20 @@ stored = small.pages.layers[0]
 truth = (stored.blocks.nbytes + stored.scales.nbytes) // (16 * 4)
 """,
     },
+    "17_kv_formats": {
+        "17.rows": "",
+        "17.place": """
+truth = formats["vllm.blocks_first"].where("v", slot=3, head=1, dim=5)
+""",
+        "17.per_token": """
+truth = formats["flashinfer.nvfp4"].bytes_per_token
+""",
+        "17.whose": """
+held, where = writer.field("v_scale").find(8 * reader.where("v_scale", slot=0, head=0, dim=16))
+assert held and where["dim"] == 0
+truth = int(where["slot"])
+""",
+    },
     "18_linear_layouts": {
         "18.element": """
 truth = blocked(register=3, lane=13, warp=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -75,8 +76,10 @@ def draw_agreement(found: Agreement, *, title: str | None = None, caption: str |
     for what, layout, at in (("writer", found.writer, found.writer_at), ("reader", found.reader, found.reader_at)):
         number, layer = (found.index.get(axis, 0) for axis in ("page", "layer"))
         page = draw_format(layout, page=number, layer=layer, mark=at // 8 if at >= 0 else None)
-        canvas.text(0, y + 12, f"{what}: {layout.name or layout.print()}", size=12, weight=600)
-        canvas.embed(page, 0, y + 20)
+        for line in textwrap.wrap(f"{what}: {layout.name or layout.print()}", 100):
+            canvas.text(0, y + 12, line, size=12, weight=600)
+            y += 16
+        canvas.embed(page, 0, y + 4)
         y = canvas.bottom + 18
     words = found.words[0].upper() + found.words[1:]
     same = "They put every element at the same place." if found else "The outlined cells should be the same bytes."

@@ -156,7 +156,8 @@ print(f"attention of the last token is off by {np.linalg.norm(out - off) / np.li
 
 # %% [markdown]
 # No error is raised anywhere. `agree` compares the two texts, not the values: it decides from the strides, for all elements at
-# once, and names the first that lies elsewhere. The picture has two heads of the three.
+# once, and names the first that lies elsewhere. The picture has two of the three heads, so that
+# its bytes have lower numbers.
 
 # %%
 print(agree(writer, reader).words)

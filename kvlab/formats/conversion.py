@@ -80,7 +80,8 @@ class Conversion:
         known = is_torch(buffer) or isinstance(buffer, np.ndarray)
         flat = known and str(buffer.dtype).removeprefix("torch.") == "uint8" and buffer.ndim == 1
         contiguous = flat and (buffer.is_contiguous() if is_torch(buffer) else buffer.flags.c_contiguous)
-        require(contiguous and buffer.shape[0] == size, name, f"contiguous uint8 [{size}]")
+        said = f"has shape {tuple(buffer.shape)} and dtype {buffer.dtype}" if known else f"is a {type(buffer).__name__}"
+        require(contiguous and buffer.shape[0] == size, f"{name} {said}", f"contiguous uint8 [{size}]")
         require(is_torch(buffer) or buffer.flags.writeable, f"{name} is read-only", "writeable")
 
     @cached_property

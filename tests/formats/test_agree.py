@@ -152,7 +152,9 @@ def test_planted_differences_are_found() -> None:
         assert answer.name in answer.words
         if answer.kind == "place":
             assert tuple(answer.index.get(axis, 0) for axis in AXES) == truth[:-1]
-            assert answer.writer_at != answer.reader_at
+            ends = [places(one)[answer.name][1][truth[-1:] + truth[:-1]] for one in (writer, reader)]
+            assert ends == [answer.writer_at, answer.reader_at]  # of the field that is named
+            assert ends[0] != ends[1]
 
 
 def test_what_cannot_be_equal_is_said_in_words() -> None:
@@ -241,6 +243,51 @@ def test_pages_are_converted_in_place_one_by_one() -> None:
 def test_a_conversion_that_loses_bytes_is_refused(one: str, other: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         convert(Format.parse(one), Format.parse(other))
+
+
+def test_bad_buffers_are_refused_before_anything_is_written() -> None:
+    plan = convert(known_format("vllm.blocks_first", **SMALL), known_format("vllm.hnd", **SMALL))
+    x = np.arange(plan.source.nbytes).astype(np.uint8)
+    before, read_only = x.copy(), np.zeros(x.size, np.uint8)
+    read_only.flags.writeable = False
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"out": x}, "out shares memory with buffer: must be apart"), ({"fill": 256}, "fill is 256: must be a byte"),
+        ({"out": x[:9].copy()}, r"out has shape \(9,\) and dtype uint8: must be contiguous uint8 \[32768\]"),
+        ({"out": np.zeros(x.size, np.int8)}, "dtype int8: must be contiguous uint8"),
+        ({"out": np.zeros(2 * x.size, np.uint8)[::2]}, "out has shape .* and dtype uint8: must be contiguous uint8"),
+        ({"out": read_only}, "out is read-only: must be writeable"),
+        ({"out": bytearray(x.size)}, "out is a bytearray: must be contiguous"),
+    ]
+    for how, words in cases:
+        with pytest.raises(ValueError, match=words):
+            plan.apply(x, **how)
+    with pytest.raises(ValueError, match=rf"buffer has 7 bytes: must be {x.size}"):
+        plan.apply(x[:7], out=np.zeros(x.size, np.uint8))
+    for bad in (x[:-1], x.astype(np.int16), list(x)):
+        with pytest.raises(ValueError, match="buffer (has shape|is a list).*: must be contiguous uint8"):
+            plan.apply_in_place(bad)
+    assert np.array_equal(x, before)
+    assert not read_only.any()
+
+
+def test_tensors_are_converted_into_tensors() -> None:
+    """The same bytes as NumPy's, in new memory, in that which is given, and in place; padding stays in the second."""
+    torch = pytest.importorskip("torch")
+    a = known_format("mla.584", **SMALL)
+    plan = convert(a, known_format("mla.584", **{**SMALL, "pages": 4, "page_size": 8}))
+    x = np.random.default_rng(0).integers(0, 256, a.nbytes, dtype=np.uint8)
+    new = plan.apply(torch.from_numpy(x), fill=7)
+    assert np.array_equal(new.numpy(), plan.apply(x, fill=7))
+    out = torch.full((plan.target.nbytes,), 3, dtype=torch.uint8)
+    assert plan.apply(torch.from_numpy(x).view(torch.int16), out=out) is out
+    assert np.array_equal(out.numpy(), plan.apply(x, fill=3))
+    with pytest.raises(ValueError, match="out is in another place than buffer: must be of one library and device"):
+        plan.apply(x, out=out)
+    turn = convert(known_format("vllm.blocks_first", **SMALL), known_format("vllm.hnd", **SMALL))
+    held = torch.from_numpy(np.resize(x, turn.source.nbytes))
+    exact = turn.apply(held.numpy())
+    turn.apply_in_place(held)
+    assert np.array_equal(held.numpy(), exact)
 
 
 def test_every_known_format_is_identified_by_its_markers() -> None:

@@ -127,7 +127,8 @@ def _cells(canvas: Canvas, layout: Format, place: Span, mark: int | None) -> Non
     grid = np.pad(at, (0, lines * COLUMNS - at.size), constant_values=-1)
     number, slot = np.full(grid.size, -1), np.zeros(grid.size, np.int64)
     told = np.full(grid.size, "padding", object)
-    for n, field in enumerate(layout.fields):
+    fields = sorted(layout.fields, key=lambda field: not field.is_value)  # K has one colour in all formats
+    for n, field in enumerate(fields):
         held, index = field.find(8 * grid)
         held &= grid >= 0
         number[held] = n
@@ -147,7 +148,7 @@ def _cells(canvas: Canvas, layout: Format, place: Span, mark: int | None) -> Non
     if mark is not None and place.first <= mark <= place.last:
         cell = int(np.searchsorted(at, mark, "right")) - 1
         canvas.look_here(float(xs[cell % COLUMNS]), float(ys[cell // COLUMNS]), CELL, ROW, 2.5)
-    entries = [(BANKS[4 * (n % 8) + 2], "", _words(field)) for n, field in enumerate(layout.fields)]
+    entries = [(BANKS[4 * (n % 8) + 2], "", _words(field)) for n, field in enumerate(fields)]
     entries += [(HATCH, "", "padding")] if (colour == -1).any() else []
     bottom = keys(canvas, LEFT, float(ys[-1]) + ROW + 12, entries)
     each = f"a cell is {unit} bytes" if unit > 1 else "a cell is a byte"

@@ -264,7 +264,7 @@ def test_bad_buffers_are_refused_before_anything_is_written() -> None:
     with pytest.raises(ValueError, match=rf"buffer has 7 bytes: must be {x.size}"):
         plan.apply(x[:7], out=np.zeros(x.size, np.uint8))
     for bad in (x[:-1], x.astype(np.int16), list(x)):
-        with pytest.raises(ValueError, match="buffer (has shape|is a list).*: must be contiguous uint8"):
+        with pytest.raises(ValueError, match=r"buffer (has shape|is a list).*: must be contiguous uint8"):
             plan.apply_in_place(bad)
     assert np.array_equal(x, before)
     assert not read_only.any()

@@ -16,10 +16,11 @@ from kvlab.cache.tma_descriptors import TmaTiles
 from kvlab.cache.view import KVCacheView
 from kvlab.common.arrays import to_numpy
 from kvlab.common.checks import Int64, count, integers
+from kvlab.common.drawn import Drawn
 from kvlab.memory import float32
 
 
-class ContinuousBatchingKVCache(Unquantized, TmaTiles, KVCacheView):
+class ContinuousBatchingKVCache(Unquantized, TmaTiles, KVCacheView, Drawn):
     """K or V of one layer, a whole block for each sequence; a view: it owns no memory.
 
     Parameters

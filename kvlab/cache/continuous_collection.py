@@ -8,11 +8,12 @@ from kvlab.cache.collection import PagedKVCacheCollection
 from kvlab.cache.collection_base import KVCacheCollection
 from kvlab.cache.continuous import ContinuousBatchingKVCache
 from kvlab.cache.static_params import KVCacheStaticParams
+from kvlab.common.drawn import Drawn
 from kvlab.common.opaque import opaque_methods
 
 
 @opaque_methods
-class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKVCache]):
+class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKVCache], Drawn):
     """The storage, and one table of blocks for all layers.
 
     Parameters

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from .charts.roofline import draw_roofline as draw_roofline
     from .charts.schedule import draw_schedule as draw_schedule
     from .charts.shares import draw_shares as draw_shares
+    from .charts.traffic import draw_traffic as draw_traffic
     from .coalescing import draw_coalescing as draw_coalescing
     from .copy_plan import draw_copy_plan as draw_copy_plan
     from .descriptor import draw_descriptor as draw_descriptor
+    from .explanation import draw_explanation as draw_explanation
     from .explorer.explore import Explorer as Explorer
     from .explorer.explore import explore as explore
     from .explorer.scroll import ByteScroll as ByteScroll
@@ -84,7 +86,8 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_copy_plan": ("copy_plan", "kvlab.hardware:SubTileLoaderLDS kvlab.hardware:SubTileLoaderLDS_st_8x32 "
                        "kvlab.hardware:RegTileLoader kvlab.viz:CopyPlan"),
     "draw_page_table": ("page_table", "kvlab.cache:PagedKVCache kvlab.cache:PagedKVCacheCollection "
-                        "kvlab.cache:PagePool"),
+                        "kvlab.cache:PagePool kvlab.cache:ContinuousBatchingKVCache "
+                        "kvlab.cache:ContinuousBatchingKVCacheCollection"),
     "draw_quantised_page": ("formats.quantised_page", ""),
     "draw_kv_tile": ("kv_tile", ""),
     "draw_format": ("formats.kv_format", "kvlab.formats:Format"),
@@ -104,6 +107,8 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_lockstep": ("lockstep", "kvlab.mirror:Lockstep"),
     "draw_recognised": ("recognised", "kvlab.rosetta:Recognised"),
     "draw_schedule": ("charts.schedule", "kvlab.attention:Schedule"),
+    "draw_explanation": ("explanation", "kvlab.attention:Explanation"),
+    "draw_traffic": ("charts.traffic", "kvlab.staging:Traffic"),
     "draw_roofline": ("charts.roofline", ""),
     "draw_shares": ("charts.shares", ""),
     "draw_errors": ("charts.errors", ""),

@@ -36,7 +36,8 @@ def draw_page_table(
     """The logical pages of each sequence, the physical pages of the pool, and the way of one token between them.
 
     lookup_table    integers ``[batch, columns]``, the physical page of each logical page; an entry outside
-                    ``[0, pages)`` is a sentinel. Or a cache: it has ``lookup_table``, ``cache_lengths``, ``blocks``;
+                    ``[0, pages)`` is a sentinel. Or a cache: it has ``lookup_table``, ``cache_lengths``, ``blocks``
+                    (a continuous one: a page is the block of a sequence);
                     or a :class:`kvlab.cache.PagePool`
     lengths         ``[batch]`` valid tokens of each sequence
     page_size       tokens of a page
@@ -129,6 +130,7 @@ class _Pool:
             cache = table
             table, lengths = cache.lookup_table, cache.cache_lengths if lengths is None else lengths
             pages, page_size = getattr(cache, "total_num_pages", cache.blocks.shape[0]), cache.blocks.shape[-3]
+            table = table if table.ndim != 1 else table[:, None]  # a whole block each, in place of pages
         entries, length = np.asarray(table), np.asarray([] if lengths is None else lengths)
         if entries.ndim != 2 or entries.dtype.kind not in "iu" or length.shape != entries.shape[:1]:
             raise ValueError(

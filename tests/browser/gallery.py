@@ -16,9 +16,15 @@ import ml_dtypes
 import numpy as np
 
 from kvlab import viz
-from kvlab.attention import plan
+from kvlab.attention import Explanation, explain, mha_decode_paged, plan
 from kvlab.attention.mha_decode.config import DecodeConfig
-from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollection, PagePool
+from kvlab.cache import (
+    ContinuousBatchingKVCacheCollection,
+    KVCacheStaticParams,
+    PagedKVCache,
+    PagedKVCacheCollection,
+    PagePool,
+)
 from kvlab.data import load_smollm2
 from kvlab.demo import pictures
 from kvlab.demo.steps import paged_cache
@@ -197,6 +203,26 @@ def hazards_record() -> Hazards:
         record.barrier()
         record.read(tile, "k read", stage)
     return record
+
+
+def continuous() -> ContinuousBatchingKVCacheCollection:
+    """A whole block for each of two sequences."""
+    blocks = np.zeros((4, 2, 3, 32, 2, 64), np.float32)
+    return ContinuousBatchingKVCacheCollection(blocks, [20, 3], [3, 1], max_seq_length=1, max_cache_length=21)
+
+
+def decode_traffic() -> Traffic:
+    """What a small decode step moves."""
+    traffic, kv = Traffic(), np.ones((4, 16, 2, 64), as_dtype("bf16"))
+    mha_decode_paged(kv[:1, :8, 0], kv, kv, np.array([[2, 0, 3, 1]]), np.array([50]), traffic=traffic)
+    return traffic
+
+
+def explanation(lengths: tuple[int, ...]) -> Explanation:
+    """The plan of a decode step."""
+    kv = np.zeros((4, 16, 2, 64), np.float32)
+    table = np.zeros((len(lengths), 4), np.int32)
+    return explain(mha_decode_paged, np.zeros((len(lengths), 8, 64), np.float32), kv, kv, table, np.array(lengths))
 
 
 def page_pool() -> PagePool:
@@ -427,6 +453,12 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "page table of a pool": lambda: viz.draw(pool()),
     "page table of a cache": lambda: viz.draw(pool().get_key_cache(0)),
     "page pool": page_pool,
+    "continuous cache": lambda: continuous().get_key_cache(0),
+    "continuous collection": continuous,
+    "traffic": decode_traffic,
+    "traffic, drawn": lambda: viz.draw_traffic(decode_traffic()),
+    "explanation": lambda: explanation((40, 50, 9)),
+    "explanation, drawn": lambda: viz.draw_explanation(Explanation("merge_states", "triton", "a GPU", None, (700,))),
     "hazards": hazards_record,
     "quantised page": quantised_page,
     "KV format": kv_format,

@@ -11,6 +11,7 @@ from gallery import GALLERY
 from kvlab import viz
 from kvlab.common.drawn import _names
 from kvlab.viz.pen import dispatch
+from tools import picture_gallery
 
 
 def test_every_public_picture_is_drawn() -> None:
@@ -28,3 +29,12 @@ def test_every_kind_of_object_that_has_a_picture_shows_it() -> None:
     bases = {base for call in drawer_of.call_args_list for base in call.args[0].__mro__}
     names = [name for _, classes in viz.PICTURES.values() for name in classes.split()]
     assert [name for name in names if not any(_names(name, base) for base in bases)] == []
+
+
+def test_the_page_of_the_documents_shows_what_is_drawn_today() -> None:
+    """Rests on regenerating it; every function of the table is on it, but the one whose numbers are the machine's."""
+    files = picture_gallery.files(GALLERY)
+    assert {path for path, text in files.items() if path.read_text(encoding="utf-8") != text} == set()
+    assert set(picture_gallery.FOLDER.iterdir()) == {path for path in files if path.suffix == ".svg"}
+    shown = {function for names in picture_gallery.SHOWN.values() for function in names.values()}
+    assert shown == set(viz.PICTURES) - {"draw_lockstep"}

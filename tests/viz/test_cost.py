@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.attention import plan
-from kvlab.cache import PagedKVCache, PagedKVCacheCollection, PagePool
+from kvlab.attention import Explanation, plan
+from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCache, PagedKVCacheCollection, PagePool
 from kvlab.common.drawn import _names
 from kvlab.formats import agree, audit, known_format, kv_budget, transfer
 from kvlab.hardware import (
@@ -56,6 +56,7 @@ from kvlab.staging import (
     SwizzledTile,
     TiledTensorCore,
     Timeline,
+    Traffic,
 )
 from kvlab.viz import PICTURES, ByteBudget, BytePath, CopyPlan, Pipeline, draw, draw_shared_memory
 
@@ -120,6 +121,18 @@ def pool(sequences: int = 1 << 12, columns: int = 32) -> PagedKVCacheCollection:
     table = np.arange(sequences * columns).reshape(sequences, columns)
     blocks = np.zeros((table.size, 2, 1, 16, 1, 1), np.int8)
     return PagedKVCacheCollection(blocks, np.full(sequences, 16 * columns - 12), table, 1, 16 * columns)
+
+
+def continuous(sequences: int = 1 << 14) -> ContinuousBatchingKVCacheCollection:
+    blocks = np.zeros((sequences, 2, 1, 16, 1, 1), np.int8)
+    return ContinuousBatchingKVCacheCollection(blocks, np.full(sequences, 9), np.arange(sequences), 1, 10)
+
+
+def counted() -> Traffic:
+    found = Traffic()
+    found.move("DRAM->SMEM", 1 << 50)
+    found.access("K read", wavefronts=1 << 40, ideal=1 << 40, unswizzled=1 << 43)
+    return found
 
 
 def fragments() -> FragmentMap:
@@ -230,6 +243,10 @@ HUGE: dict[str, Callable[[], Any]] = {
     "KV budget": lambda: kv_budget({"num_hidden_layers": 4096, "num_attention_heads": 1 << 9, "head_dim": 1 << 9}),
     "audit": lambda: audit(np.ones((1 << 14, 1 << 8, 1, 1), np.float16), np.arange(1 << 14)[None], [1 << 22]),
     "KV format whose pages lie apart": lambda: known_format("vllm.BHLNC", layers=80, pages=1 << 20, page_size=1 << 10),
+    "continuous collection": continuous,
+    "continuous cache": lambda: continuous().get_key_cache(0),
+    "traffic": counted,
+    "explanation": lambda: Explanation("mha_prefill", "triton", "a GPU", None, (1 << 16, 1 << 15, 64)),
     "schedule": lambda: plan(np.arange(4096) * 250, q_heads=64, kv_heads=8, programs=4096),
 }
 HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {

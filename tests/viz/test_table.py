@@ -48,6 +48,50 @@ def test_public_objects_with_a_picture_show_it() -> None:
     assert silent == {"ndarray", "SubTileLoaderLDS", "RegTileLoader"}
 
 
+ROOMS = ("attention", "cache", "layout", "hardware", "staging", "formats", "rosetta", "mirror", "xray", "simt",
+         "replay", "exercises", "data", "viz")
+WITHOUT = {
+    "a type for annotations, or an address space: it has no object with a content":
+        "KVCacheT MHAOperand NullableTileTensor TensorLayout TileType ThreadScope KVBufferConfig TileCTA "
+        "TensorMapL2Promotion TensorMapSwizzle",
+    "an error: its sentence names the place (a Hazard is drawn in its timeline, by `hazard=`)":
+        "OutOfPages BarrierDeadlock Hazard AuditFailure MirrorError Deadlock DeviceAssertion UnknownInstruction",
+    "numbers of a choice, a line each":
+        "KVCacheStaticParams KVBufferParams DecodeKVBufferParams NvidiaKVParams PStagingParams KVMmaOpParams "
+        "KBufferConfig VBufferConfig MmaSyncShape Rope Arch Instruction LaneGroups Ranks CardFit KVRequest PublicModel",
+    "part of what is drawn: a row, a phase, a field, an event of another picture":
+        "Candidate Collision Phase Event Footprint PageCopy PageTable Fragments SmemImage Field Flaw Piece KVGroup "
+        "LayerBytes Copies Stored Known Identified Proof Conversion Difference Pattern Violation Twin Allocation Edge "
+        "Finding MemoryAccess Remedy Resources InstructionFacts LineFacts PtxInstruction Comparison Ran RooflinePoint "
+        "DmaPlan Side",
+    "something that does: a copy, a product, a barrier, a program; what it moves is drawn of buffers and timelines":
+        "GenericToLocalTileCopier GenericToSharedAsyncTileCopier GenericToSharedTileCopier LocalToGenericTileCopier "
+        "LocalToSharedTileCopier SharedToGenericTileCopier SharedToLocalTileCopier SharedMemBarrier SharedTransfer "
+        "AsyncBarrier PipelineState RegTileWriterLDS TiledMmaLoader TiledMmaOp TiledTensorCore KVMmaOp KVCacheIterator "
+        "PRegisterBuffer PStaging Arithmetic TensorMemory Operation Program Recorder Watch Canvas Question",
+    "a view of a cache or of an array, which is drawn itself":
+        "KVCacheMHAOperand KVCacheScalesMHAOperand RaggedMHAOperand TileTensorMHAOperand PagedRowIndices UnsafePointer "
+        "HostDeviceTileTensor RaggedTMA3DTile RaggedTensorMap RecordedCall Capture",
+    "a loader whose tile has a shape of its own: draw(loader, shape=...) shows it": "SubTileLoaderLDS RegTileLoader",
+    "a table in words": "Coverage Report",
+}
+"""Why -> public classes whose objects show no picture."""
+
+
+def test_every_public_class_draws_itself_or_says_why_not() -> None:
+    """Rests on what rooms export: a class is drawn, shows a page of its own, or is named above with the reason."""
+    silent = set()
+    for room in ROOMS:
+        module = importlib.import_module(f"kvlab.{room}")
+        for name in module.__all__:
+            cls = getattr(module, name)
+            if isinstance(cls, type) and not hasattr(cls, "_repr_html_"):
+                silent.add(name)
+    told = [name for names in WITHOUT.values() for name in names.split()]
+    assert len(told) == len(set(told))
+    assert silent == set(told)
+
+
 def test_what_a_type_checker_sees_is_the_table() -> None:
     """The imports under TYPE_CHECKING say the same as the table: each public name, and its file."""
     tree = ast.parse(Path(viz.__file__).read_text(encoding="utf-8"))

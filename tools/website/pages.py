@@ -14,7 +14,7 @@ WORK = ROOT / "build" / "website"
 
 NAVIGATION: dict[str, tuple[str, ...]] = {
     "Course": tuple(f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob("[0-9]*.py"))),
-    "Look": ("explorers", "docs/facts", "docs/glossary"),
+    "Look": ("explorers", "docs/gallery", "docs/facts", "docs/glossary"),
     "Use": ("README", "docs/command", "docs/coming_from", "docs/torch", "docs/xray", "docs/rosetta", "docs/formats"),
     "Build": ("docs/architecture", "docs/recipes", "docs/pictures", "docs/machines", "CONTRIBUTING", "docs/CHANGELOG"),
     "Reference": ("api/index",),

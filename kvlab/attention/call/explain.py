@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kvlab.common.drawn import Drawn
+
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Drawn):
     """The plan of a call: nothing has run. schedule : the :class:`~kvlab.attention.Schedule` of a call that walks one,
     where the lengths are in CPU memory.
 

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kvlab.common.drawn import Drawn
+
 from .timeline import Event, Timeline
 
 
@@ -20,7 +22,7 @@ class Ending(Protocol):
 
 
 @dataclass
-class Traffic:
+class Traffic(Drawn):
     """Counts of the data that one launch moved.
 
     ``moved[edge]`` is in bytes, with edges such as ``"DRAM->SMEM"`` and ``"SMEM->registers"``; ``wavefronts``,

@@ -1,0 +1,86 @@
+"""docs/gallery.md and the pictures in docs/gallery/: one of each kind, as a web page shows it.
+
+    python tools/picture_gallery.py    # writes them; tests/browser/test_gallery.py says when they are not up to date
+
+The objects are those of tests/browser/gallery.py, which the browser tests measure in many pages. Files have no hover
+texts: a page that shows them as pictures would not show those.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvlab.viz import draw
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, FOLDER = ROOT / "docs" / "gallery.md", ROOT / "docs" / "gallery"
+
+HEAD = """\
+# Gallery
+
+One picture of each kind, as `kvlab.viz` draws it; [pictures](pictures.md) lists the functions and their options. In a
+notebook each part tells more under the pointer. `python tools/picture_gallery.py` writes this page. A lockstep run,
+whose errors depend on the machine, is on the page of `make demo`.
+"""
+
+SHOWN: dict[str, dict[str, str]] = {
+    "Layouts": {
+        "layout": "draw_layout", "composed layout": "draw_composed_layout", "swizzle": "draw_swizzle",
+        "linear layout": "draw_linear_layout", "encoding, swizzled": "draw_encoding",
+        "thread values": "draw_thread_values", "tile tensor": "draw_tile_tensor", "recognised": "draw_recognised",
+    },
+    "Shared memory": {
+        "one diagonal": "draw_one_diagonal", "punch card, conflicts": "draw_punch_card", "cure, found": "draw_cure",
+        "swizzled tile": "draw_shared_memory", "tiles beside": "draw_tiles_beside",
+        "kv buffer, cp.async": "draw_kv_buffer",
+    },
+    "Instructions and copies": {
+        "coalescing": "draw_coalescing", "atom, lane": "draw_atom", "descriptor": "draw_descriptor",
+        "tma descriptor": "draw_tma_box", "gather4": "draw_gather4", "copy plan, cp.async": "draw_copy_plan",
+        "fragment map": "draw_fragment_map",
+    },
+    "Caches": {
+        "page table": "draw_page_table", "page pool": "draw_page_table", "kv tile, drawn": "draw_kv_tile",
+        "quantised page": "draw_quantised_page", "row of a KV format": "draw_format",
+        "two KV formats": "draw_agreement", "KV transfer": "draw_transfer", "KV audit": "draw_audit",
+        "KV budget": "draw_kv_budget",
+    },
+    "Time": {
+        "timeline, hazard": "draw_timeline", "pipeline without a wait": "draw_pipeline", "tile film": "draw_tile_film",
+        "traffic": "draw_traffic", "explanation": "draw_explanation", "schedule": "draw_schedule",
+    },
+    "The whole": {
+        "path of a byte": "draw_path_of_a_byte", "roofline": "draw_roofline", "byte budget": "draw_byte_budget",
+        "shares": "draw_shares", "errors": "draw_errors",
+    },
+}
+"""Heading -> object of the gallery -> the function that draws it."""
+
+
+def files(objects: Mapping[str, Callable[[], Any]]) -> dict[Path, str]:
+    """Files of the gallery and what is in them."""
+    parts, found = [HEAD], dict[Path, str]()
+    for heading, shown in SHOWN.items():
+        parts.append(f"## {heading}\n")
+        for name, function in shown.items():
+            picture = draw(objects[name]())
+            path = FOLDER / (re.sub(r"\W+", "_", name) + ".svg")
+            head, title, rest = picture.svg.partition("</title>")
+            found[path] = head + title + re.sub(r"<title>[^<]*</title>", "", rest) + "\n"
+            told = html.unescape(picture.title).replace("[", "(").replace("]", ")").replace("<", "\\<")
+            parts.append(f"`{function}`\n\n![{told}](gallery/{path.name})\n")
+    return {**found, PAGE: "\n".join(parts)}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests" / "browser"))
+    from gallery import GALLERY
+
+    FOLDER.mkdir(exist_ok=True)
+    for path, text in files(GALLERY).items():
+        path.write_text(text, encoding="utf-8")

@@ -36,7 +36,7 @@ from kvlab.data import load_smollm2
 from kvlab.exercises import ask, hint, predict
 from kvlab.mirror import lockstep
 from kvlab.staging import Traffic
-from kvlab.viz import draw_quantised_page
+from kvlab.viz import ByteBudget, draw_quantised_page, explore
 
 fp8 = np.dtype(ml_dtypes.float8_e4m3fn)
 capture = load_smollm2()
@@ -122,6 +122,25 @@ nbytes = None  # your answer, a number
 
 # %%
 ask("12.nbytes", nbytes)
+
+# %% [markdown]
+# ## What half the bytes bring
+#
+# **Guess.** A decode step of 64 sequences of 4096 keys, 32 query and 8 KV heads of 128 numbers, on a GPU that reads 3.1 TB/s. How many
+# times as fast can it be with K and V in fp8?
+
+# %%
+faster = predict(1, 1.5, 2, 4)
+faster
+
+# %%
+budget = ByteBudget(query_heads=32, kv_heads=8, head_dim=128, bandwidth=3.1e12, compute=7.9e14, shared=2.9e13)
+least = [budget.at(batch=64, context=4096, dtype=dtype).seconds for dtype in ("bf16", "fp8")]
+faster.compare(round(least[0] / least[1], 1))
+explore(budget)
+
+# %% [markdown]
+# Move the sliders: whatever the sizes, DRAM bounds the step, never the arithmetic. So half the bytes are half the time.
 
 # %% [markdown]
 # ## Where the scales go

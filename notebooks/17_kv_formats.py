@@ -126,7 +126,7 @@ found = identify(raw, pages=1, page_size=16, heads=3, dim=64)
 print([match.name for group in found.matches for match in group])
 
 # %% [markdown]
-# ## A disagreement
+# ## Debug: a disagreement
 #
 # FlashInfer's NVFP4 keeps the scales of K row by row, and those of V with four tokens side by side. This reader takes both row by
 # row. It has the right sizes, the right types and the right offsets.

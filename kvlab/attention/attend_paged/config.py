@@ -234,8 +234,8 @@ def choose_walks(
         large = {}
         if tiles.BM == LARGE_ROWS:
             large = {"block": LARGE_BLOCK, "overhead": LARGE_OVERHEAD, "least": LARGE_OVERHEAD + 1}
-        tiles = replace(tiles, columns=columns, row_tiles=together, longest_first=0)
-        tiles = _read_twice(tiles, problem, arch, shared, biased) if qv else tiles
+        tiles = replace(tiles, row_tiles=together, longest_first=0)
+        tiles = _read_twice(replace(tiles, columns=columns), problem, arch, shared, biased) if qv else tiles
         walk = walk_of(tiles, problem, processors=processors, **large)
         unit = INVARIANT_KEYS // walk.schedule.block * max(1, walk.schedule.rows // FEW_ROWS) if batch_invariant else 0
         walks.append(replace(walk, schedule=replace(walk.schedule, unit=unit)))
@@ -249,12 +249,14 @@ def choose_walks(
 def _large(
     tiles: DecodeConfig, problem: DecodeProblem, rows: int, arch: str, shared: int | None, biased: bool
 ) -> DecodeConfig:
-    """Tiles of 64 or 128 rows where products are wgmma's and registers hold them; the others as they are."""
-    one = tiles.columns[1] == tiles.v_columns[1] == 0
-    if problem.itemsize != 2 or traits(arch).products != "wgmma" or max(problem.widths) > 128 or not one:
+    """Tiles of 64 or 128 rows, their columns in one piece, where products are wgmma's and registers hold them; the
+    others as they are.
+    """
+    if problem.itemsize != 2 or traits(arch).products != "wgmma" or max(problem.widths) > 128:
         return tiles
+    k, v = (1 << (width - 1).bit_length() for width in problem.widths)
     BM = 64 if rows <= 64 else LARGE_ROWS
-    large = replace(tiles, BM=BM, BN=64, num_warps=BM // 16, num_stages=2)
+    large = replace(tiles, BM=BM, BN=64, columns=(k, 0), v_columns=(v, 0), num_warps=BM // 16, num_stages=2)
     fits = shared_bytes(large, problem, arch, biased=biased) <= (shared or shared_limit(arch))
     return large if fits else replace(large, num_stages=1)
 

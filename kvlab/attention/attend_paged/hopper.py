@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, barriers, box_descriptor, key_count, view
+from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, add_sink, barriers, box_descriptor, key_count, view
 from kvlab.attention.mha_decode.hopper_roles import attend_keys, normalise, other_columns
 from kvlab.attention.mha_decode.hopper_roles import produce as bring
 from kvlab.attention.mha_decode.hopper_steps import TILE_LAYOUT, results_layout, rows_of
@@ -75,6 +75,7 @@ def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.c
     #: begin -> done    blocks
     team, kv_head, begin, until, first_item, last_item = walked
     q_ptr, q_strides = queries  #- launch
+    features, _, _, _ = terms  #- launch
     o_ptr, o_strides, lse_ptr, lse_strides, part_ptr, part_lse_ptr = results  #- launch
     OUT: gl.constexpr = results_layout(C.ROWS, C.W)
     D: gl.constexpr = 2 * C.W if C.PAIRS else C.W
@@ -88,7 +89,15 @@ def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.c
         done = done + gl.cdiv(hi - lo, C.BT)
         #: store    the result, or a partial one where the item is cut; one without a key is left alone
         kv, token, head = rows_of(gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, OUT)), C)
-        some, lse, l = normalise(top, total, batch, kv_head, kv, terms, C)
+        highest, weight = top, gl.full([C.ROWS], 1.0, gl.float32, layout=total.type.layout)
+        if features.sinks is not None:  # counted by the unit that begins at the first key
+            is_first = (begin <= start) & (kv >= 0)
+            of_row = (kv_head + gl.minimum(kv, C.HEADS - 1)) * C.GROUP + head
+            highest, with_sink, less = add_sink(top, total, features.sinks, of_row)
+            highest, total = gl.where(is_first, highest, top), gl.where(is_first, with_sink, total)
+            weight = gl.where(is_first, less, weight)
+        some, lse, l = normalise(highest, total, batch, kv_head, kv, terms, C)
+        l = l * weight
         is_row = (kv < C.HEADS) & (token < tokens)
         heads = (kv_head + kv) * C.GROUP + head
         q_row = q_first + token

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvlab.attention.features.intervals import key_count
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.sinks import add_sink
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.mha_decode.hopper_cta import HopperDecodeCTA, places_of
 from kvlab.attention.mha_decode.hopper_emulator import attend_keys, normalise, other_columns, rows_of
@@ -98,7 +99,15 @@ def consume(cta: HopperDecodeCTA, x: HopperWalkLaunch, walked: Walked) -> Iterat
         done = done + ceildiv(hi - lo, C.BT)
         #: store    the result, or a partial one where the item is cut; one without a key is left alone
         kv, token, head = rows_of(np.arange(C.ROWS), C)
-        some, lse, l = normalise(top, total, batch, kv_head, kv, features, C)
+        highest, weight = top, np.ones_like(total)
+        if features.sinks is not None:  # counted by the unit that begins at the first key
+            is_first = (begin <= start) & (kv >= 0)
+            of_row = (kv_head + np.minimum(kv, C.HEADS - 1)) * C.GROUP + head
+            highest, with_sink, less = add_sink(top, total, features.sinks, of_row)
+            highest, total = np.where(is_first, highest, top), np.where(is_first, with_sink, total)
+            weight = np.where(is_first, less, weight)
+        some, lse, l = normalise(highest, total, batch, kv_head, kv, features, C)
+        l = l * weight
         is_row = (kv < C.HEADS) & (token < tokens)
         heads = (kv_head + kv) * C.GROUP + head
         q_row = q_first + token

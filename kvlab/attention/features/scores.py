@@ -86,12 +86,12 @@ def adjust_by_row(s: Fragments, factor: Array, inner: Any, features: Features) -
 
 
 def differs_by_head(features: Features) -> bool:
-    """Tells whether the query heads of a KV head have arrays of their own: sinks, slopes or temperatures.
+    """Tells whether the scores of the query heads of a KV head have arrays of their own: slopes or temperatures.
 
-    >>> differs_by_head(Features(softcap=30.0)), differs_by_head(Features(sinks=np.zeros(4, np.float32)))
+    >>> differs_by_head(Features(softcap=30.0)), differs_by_head(Features(temperature=np.ones(4, np.float32)))
     (False, True)
     """
-    return any(array is not None for array in (features.sinks, features.slopes, features.temperature))
+    return features.slopes is not None or features.temperature is not None
 
 
 def beyond_rows(features: Features) -> str | None:

@@ -40,8 +40,9 @@ def choose_with_hopper(
     return "hopper", "torch tensors on sm_90", True
 
 
-def decode_lacks(features: Features) -> str | None:
-    """Features of a decode that Hopper's kernels lack, scales aside; None if they can do them all.
+def decode_lacks(features: Features, *, listed: bool = False) -> str | None:
+    """Features of a decode that Hopper's kernels lack, scales aside; None if they can do them all. ``listed``: over a
+    schedule, whose units know where a sequence begins.
 
     >>> decode_lacks(Features(softcap=30.0)), decode_lacks(Features())
     ('softcap', None)
@@ -51,7 +52,7 @@ def decode_lacks(features: Features) -> str | None:
         return beyond
     if (mask.left, mask.right, mask.chunk) != (UNLIMITED, 0, 0) or mask.valid is not None or mask.bias is not None:
         return "a mask other than the causal one"
-    return "softcap" if features.softcap > 0 else "sinks" if features.sinks is not None else None
+    return "softcap" if features.softcap > 0 else "sinks" if features.sinks is not None and not listed else None
 
 
 def tma_takes(array: Any, name: str) -> bool:

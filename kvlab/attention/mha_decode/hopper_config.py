@@ -17,8 +17,8 @@ from .config import DecodeProblem, longest_first
 SUPPORTED = (
     "bf16 or fp16 with a cache of that dtype and D = Dv of 64 or 128, or of float8_e4m3fn and 128 with scales that are "
     "numbers or of heads, at most 16 query rows of a KV head (32 over a schedule), no mask but the causal one, no "
-    "softcap, sinks or ALiBi, pages of multiples of 8 tokens, caches that start at 16 bytes and whose strides are "
-    "multiples of 16 bytes"
+    "softcap or ALiBi, sinks over a schedule alone, pages of multiples of 8 tokens, caches that start at 16 bytes and "
+    "whose strides are multiples of 16 bytes"
 )
 ROWS = 16
 BLOCK = 64
@@ -71,7 +71,9 @@ class HopperDecodeConfig:
 def hopper_lacks(
     q: Any, k_cache: Any, v_cache: Any, problem: DecodeProblem, features: Features, rows: int = ROWS
 ) -> str | None:
-    """Feature of a call that the Hopper kernel lacks, None if it takes the call; ``rows`` of a tile."""
+    """Feature of a call that the Hopper kernel lacks, None if it takes the call; ``rows`` of a tile, more than 16 where
+    it is over a schedule.
+    """
     kinds = [dtype_of(x, "q") for x in (q, k_cache, v_cache)]
     if kinds[0].itemsize != 2 or kinds[1] != kinds[2] or (kinds[1] != kinds[0] and not problem.pairs):
         return f"q of dtype {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}"
@@ -79,7 +81,7 @@ def hopper_lacks(
         return f"head dimensions {problem.head_dim} and {problem.v_dim}"
     if problem.group * problem.tokens > rows:
         return f"{problem.tokens} new tokens of {problem.group} query heads a KV head"
-    if lacks := decode_lacks(features):
+    if lacks := decode_lacks(features, listed=rows > ROWS):
         return lacks
     if "token" in features.scales.kinds:
         return "scales of tokens"

@@ -35,8 +35,8 @@ SUPPORTED = (
     "float8_e4m3fn for all of q, k and v with a head dimension of 128, without scales of tokens, out bf16 or fp16"
 )
 LIST_SUPPORTED = (
-    "bf16 or fp16, no mask but causal and windows, no features that differ from head to head, head dimensions of 64 or "
-    "128, a sequence that may have more than 64 rows, 1, 2, 4 .. 64 query heads to a KV head, scale > 0, pages of 16, "
+    "bf16 or fp16, no mask but causal and windows, no ALiBi or temperature, head dimensions of 64, 80, 96, 112 or 128, "
+    "a sequence that may have more than 64 rows, 1, 2, 4 .. 64 query heads to a KV head, scale > 0, pages of 16, "
     "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes, "
     "without batch_invariant"
 )
@@ -247,7 +247,7 @@ def list_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     group = int(q.shape[2]) // int(k.shape[2])
     if is_fp8(q) or is_fp8(k):
         return f"dtype {dtype_of(k, 'k').name}"
-    if not {int(q.shape[3]), int(v.shape[3])} <= {64, 128}:
+    if max(int(q.shape[3]), int(v.shape[3])) > 128:
         return f"head dimensions {q.shape[3]} of q and {v.shape[3]} of v"
     if group not in (1, 2, 4, 8, 16, 32, 64):
         return f"{group} query heads to a KV head"

@@ -97,7 +97,8 @@ class HopperPrefillLaunch:
         if lo >= hi:
             lo, hi = first, first + 1
         whole = begin <= start and stop <= until
-        part = -1 if whole else 2 * program + int(start > begin)
+        place = 2 * program + int(start > begin)
+        part = -1 if whole else 2 * place + int(begin <= start)
         return batch, head, row, q_first, num_q, 0, num_keys, lo, hi, part
 
     def find_tile(self, t: int) -> tuple[int, int, int, int, int, int, int]:
@@ -378,7 +379,13 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         o = cta.accumulate(me, weights, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
         by = None if C.FIXED or C.ITEM == 1 or features.sinks is not None else (m, scale)  #- instruction
-        lse, inv = row_results(m if C.FIXED else multiply_add(m, scale, -SHIFT), l, features.sinks, head, unit, by)
+        heads: Any = head
+        counts = None
+        if C.TOGETHER and features.sinks is not None:
+            heads = head + (row + np.arange(BM)) % C.PACK
+            counts = (heads * 0 + (part & 1)) > 0
+        top = m if C.FIXED else multiply_add(m, scale, -SHIFT)
+        lse, inv = row_results(top, l, features.sinks, heads, counts, unit, by)
         if C.ITEM == 1:
             v_scale = head_scale(v_factor, scales.v.heads, batch, kv_head)
             inv = inv * v_scale
@@ -442,8 +449,8 @@ def store_unit(
             cta.store_columns(W, rounded, batch * 0, q_first + row // C.PACK, head, 0, me)
     else:
         place = W * C.BM + nth
-        store(part_lse_array, (part, place), lse, mask=nth < end)
-        store(part_array, (part, place[:, None], d), values, mask=is_there)
+        store(part_lse_array, (part >> 1, place), lse, mask=nth < end)
+        store(part_array, (part >> 1, place[:, None], d), values, mask=is_there)
 
 
 def fixed_top(top: Array, scale: np.float32) -> Array:
@@ -479,13 +486,19 @@ def mask_block(
 
 
 def row_results(
-    top: Array, l: Array, sinks_array: Array | None, head: int, unit: np.float32, by: tuple[Array, np.float32] | None
+    top: Array, l: Array, sinks_array: Array | None, head: Any, counts: Array | None, unit: np.float32,
+    by: tuple[Array, np.float32] | None
 ) -> tuple[Array, Array]:
     """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2, ``by``
-    the factors that ptxas multiplies in one operation with what is added to it.
+    the factors that ptxas multiplies in one operation with what is added to it. ``counts``: where rows have their sink;
+    None: all.
     """
     total = butterfly(np.add, l)
+    own = top, total
     top, total, weight = add_sink(top, total, sinks_array, head)
+    if counts is not None:
+        top, total = np.where(counts, top, own[0]), np.where(counts, total, own[1])
+        weight = np.where(counts, weight, np.float32(1))
     seen = np.where(total == 0, np.float32(1), total)
     lse = top + log2(seen) if by is None else multiply_add(*by, log2(seen))
     lse = np.where(total == 0, np.float32(-np.inf), lse * unit)

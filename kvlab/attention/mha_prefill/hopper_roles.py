@@ -292,7 +292,12 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
         o = multiply_pv(weights, v_s, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        lse, inv = row_results(m if C.FIXED else m * scale - SHIFT, l, features.sinks, head, unit, S_LAYOUT)
+        heads = head
+        counts = None
+        if C.TOGETHER and features.sinks is not None:
+            heads = head + (row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))) % C.PACK
+            counts = (heads * 0 + (part & 1)) > 0
+        lse, inv = row_results(m if C.FIXED else m * scale - SHIFT, l, features.sinks, heads, counts, unit, S_LAYOUT)
         if C.ITEM == 1:
             v_scale = head_scale(
                 v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head

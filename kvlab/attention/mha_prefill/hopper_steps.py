@@ -149,7 +149,7 @@ def program_items(program, work, room, sizes, C: gl.constexpr):
 def find_unit(item, begin, until, seqs, work, room, lens_batch, sizes, C: gl.constexpr):
     """Item of a work list -> as of ``find_tile``, then the key blocks ``lo`` to ``hi - 1`` of what a team with the
     places ``begin ... until`` does of it, one that is masked where its rows see none; and which partial result that is,
-    -1: the whole.
+    times 2 and 1 more where the unit begins at the first key; -1: the whole.
     """
     cu_q, _, _, lens, _ = seqs
     list_ptr, _, _ = work
@@ -178,7 +178,8 @@ def find_unit(item, begin, until, seqs, work, room, lens_batch, sizes, C: gl.con
     lo = gl.where(seen, lo, first)
     hi = gl.where(seen, hi, first + 1)
     whole = (begin <= start) & (stop <= until)
-    part = gl.where(whole, -1, 2 * program + (start > begin).to(gl.int32))
+    place = 2 * program + (start > begin).to(gl.int32)
+    part = gl.where(whole, -1, 2 * place + (begin <= start).to(gl.int32))
     return batch, head, row, q_first, num_q, head * 0, num_keys, lo, hi, part
 
 
@@ -355,10 +356,16 @@ def operand_p(p, dtype: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, LAYOUT
 
 
 @gluon.jit
-def row_results(top, l, sinks_ptr, head, unit, S_LAYOUT: gl.constexpr):
-    """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2."""
+def row_results(top, l, sinks_ptr, head, counts, unit, S_LAYOUT: gl.constexpr):
+    """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2.
+    ``counts``: where rows have their sink; None: all.
+    """
     total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_LAYOUT))
+    own = top, total
     top, total, weight = add_sink(top, total, sinks_ptr, head)
+    if counts is not None:
+        top, total = gl.where(counts, top, own[0]), gl.where(counts, total, own[1])
+        weight = gl.where(counts, weight, 1.0)
     lse = gl.where(total == 0, float("-inf"), (top + gl.log2(total)) * unit)
     return lse, gl.where(total == 0, 0.0, weight / total)
 
@@ -404,7 +411,7 @@ def store_unit(W: gl.constexpr, o, lse, unit, do, o_s, o_box, results, C: gl.con
             token = q_first + row // C.PACK
             store_columns(W, o.to(o_s.dtype), batch * 0, token, head, 0, do, o_s, o_box, C.DV, C.COLUMNS)
     else:
-        place = part.to(gl.int64) * ROWS + W * C.BM
+        place = (part >> 1).to(gl.int64) * ROWS + W * C.BM
         gl.store(part_lse_ptr + place + nth, lse, mask=nth < end)
         r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, OUT))
         d = gl.arange(0, C.DV, layout=gl.SliceLayout(0, OUT))

@@ -53,6 +53,8 @@ CASES: list[tuple[Case | FeatureCase, int, int]] = [
     (Case((200, 0, 1000, 5), heads=(4, 2), D=64, S=12, page=48, dtype="fp16"), 5, 1),
     (FeatureCase(lens=(150, 0, 17), heads=(8, 4), D=128, kv=FP8, scales="head"), 3, 2),
     (FeatureCase(lens=(300, 5), heads=(6, 3), D=128, S=2, page=32, kv=FP8, scales="number"), 5, 1),
+    (FeatureCase(lens=(300, 0, 5), heads=(16, 2), D=64, sinks=True), 5, 1),
+    (FeatureCase(lens=(200, 1), heads=(6, 2), D=128, S=2, kv=FP8, scales="head", sinks=True), 3, 2),
 ]
 
 
@@ -228,5 +230,6 @@ def test_the_compiled_walk_attends() -> None:
     """Its PTX, run without a GPU: sequences that teams share, one without a key. Rests on float64."""
     from kvlab.attention.attend_paged import hopper
 
-    case = Case((70, 0, 150), heads=(4, 2), D=64)
-    assert_accurate(case.build(), *simulated(hopper, *launch_form(case, 3)))
+    case = FeatureCase((70, 0, 150), heads=(4, 2), D=64, sinks=True)
+    arrays, named = launch_form(case, 3)
+    assert_accurate(case.build(), *simulated(hopper, arrays, named))

@@ -46,6 +46,8 @@ CASES = [
     (paged((200, 1000), (90, 300), (64, 70), heads=(4, 1), window=70), 40),  # units of which some tiles see nothing
     (paged((70, 400), (90, 30), (40, 0), heads=(4, 1), D=128, causal=False, page=32, strided=True), 3),
     (paged((100, 900), heads=(4, 1), D=128, DV=64, softcap=20.0, page=128), 12),
+    (paged((130, 700), (40, 0), (70, 200), heads=(4, 2), D=80, sinks=True), 14),
+    (paged((100, 600), (40, 90), heads=(2, 1), D=112, dtype="fp16", window=90, page=32), 5),
 ]
 
 
@@ -74,8 +76,10 @@ def test_programs_and_tiles_side_by_side_change_no_more_than_the_order_of_sums()
 @pytest.mark.parametrize("changes, words", [
     ({}, None),
     ({"heads": (6, 2)}, "3 query heads to a KV head"),
-    ({"D": 96}, "head dimensions 96 of q and 96 of v"),
-    ({"sinks": True}, "features that differ between the query heads of a KV head"),
+    ({"D": 96, "sinks": True}, None),
+    ({"D": 192}, "head dimensions 192 of q and 192 of v"),
+    ({"D": 72}, "head dimensions 72 of q and 72 of v"),
+    ({"temperature": True}, "features that differ between the query heads of a KV head"),
     ({"kv": "fp8"}, "dtype float8_e4m3fn"),
     ({"page": 48}, "page size 48"),
     ({"alibi": "head"}, "features that differ"),
@@ -106,7 +110,7 @@ def test_tiles_of_short_sequences_are_not_walked_side_by_side() -> None:
 
 MATRIX = [
     paged((150, 200), (3, 90), heads=(8, 2), D=128),
-    paged((150, 200), (3, 90), heads=(4, 4), D=128, page=64, window=100),
+    paged((150, 200), (3, 90), heads=(8, 2), D=80, page=64, window=100, sinks=True),
     paged((150, 200), (3, 90), heads=(16, 2), page=64, softcap=20.0),
 ]
 
@@ -137,7 +141,7 @@ def test_compiled(case: Case) -> None:
 def test_every_configuration_has_room() -> None:
     """Law."""
     features = attend_paged.planned(*CASES[0][0].build().arguments()[1], backend="reference").features
-    for D in (64, 128):
+    for D in (64, 80, 96, 112, 128):
         for page in (16, 64, 256):
             C = listed_constants(D, D, 4, page, features, together=4, overhead=1)
             assert shared_bytes(C) <= SHARED["sm_90"]
@@ -149,6 +153,6 @@ def test_the_compiled_walk_attends() -> None:
     """Its PTX, run without a GPU, beside the small tiles of the other sequences. Rests on float64."""
     from kvlab.attention.attend_paged.wide import hopper
 
-    case = paged((130, 300), (2, 20), (0, 17), heads=(8, 2))
+    case = paged((130, 300), (2, 20), (0, 17), heads=(8, 2), D=80, sinks=True)
     made, lse = simulated(hopper, *by_tiles(case, 8))
     assert_accurate(case.build(), made[0], lse[0])

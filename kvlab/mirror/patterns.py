@@ -21,8 +21,9 @@ _NARROW = (ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.fl
 class Pattern:
     """Relation of one tile to another: a name, and words; ``where`` says which elements differ.
 
-    name   ``transposed``, ``shifted``, ``tile shifted``, ``swizzle``, ``mask missing``, ``scale missing``, ``negated``,
-           ``offset``, ``rounding``, ``rows permuted``, ``not finite``, ``region``, ``equal``
+    name   ``transposed``, ``shifted``, ``tile shifted``, ``stride``, ``swizzle``, ``mask missing``, ``scale missing``,
+           ``sum dropped``, ``negated``, ``offset``, ``rounding``, ``rows permuted``, ``not finite``, ``region``,
+           ``equal``
 
     >>> tile = np.arange(16.0).reshape(4, 4)
     >>> print(pattern_of(tile.T, tile))
@@ -61,6 +62,8 @@ def pattern_of(first: np.ndarray, second: np.ndarray, *others: tuple[str, np.nda
     named: Iterator[tuple[str, str]] = itertools.chain(
         ((name, f"the first is the second's tile {words}") for words, tile in others if tile.shape == a.shape
          for name in ["tile shifted"] if _near(a, tile.astype(np.float64)).all()),
+        (("sum dropped", f"the first is the second without its value {words}") for words, tile in others
+         if tile.shape == a.shape and words.endswith("before") and _near(a, b - tile.astype(np.float64)).all()),
         _moved(a, b), _masked(a, b, differs), _not_finite(a, b, differs), _scaled(a, b), _rounded(a, b),
     )
     for name, words in named:
@@ -132,6 +135,18 @@ def _moved(a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, str]]:
                 x, y = a[tuple(one)], b[tuple(other)]
                 if len(np.unique(y)) > 1 and _near(x, y).all():
                     yield "shifted", f"the first is the second, {by} {what[min(axis, len(what) - 1)]} further {sign}"
+    for axis, line in ((0, "row" if a.ndim == 2 else "element"), (1, "column"))[: min(a.ndim, 2)]:
+        lines = [np.moveaxis(x, axis, 0) for x in (a, b)]
+        for by in (n for n in (0, 2, 3, 4, 5, 8, 16) if 4 * n <= len(lines[0])):
+            place = np.arange(len(lines[0]))
+            kept = place * by < len(place)
+            for mine, theirs in ((0, 1), (1, 0)):
+                source = lines[theirs][place[kept] * by]
+                distinct = len(np.unique(source if by else lines[theirs])) > 1
+                if distinct and _near(lines[mine][kept], source).all():
+                    step = f"{by} n" if by else "0"
+                    said = ("n", step) if mine == 0 else (step, "n")
+                    yield "stride", f"{line} {said[0]} of the first is {line} {said[1]} of the second"
     if a.ndim == 2:
         rows, columns = np.arange(a.shape[0])[:, None], np.arange(a.shape[1])
         for vec, per, most in itertools.product((1, 2, 4, 8, 16), (1, 2, 4), (2, 4, 8, 16)):
@@ -185,7 +200,7 @@ def _rounded(a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, str]]:
                 rounded = theirs.astype(np.float32).astype(dtype).astype(np.float64)
             if _near(ours, rounded).all():
                 yield "rounding", f"{name} is the other rounded to {np.dtype(dtype).name}"
-            elif np.abs(a - b).max() <= 2 * step * scale and np.abs(a - b).max() > step * scale / 16:
+            elif step < 2**-6 and step * scale / 16 < np.abs(a - b).max() <= 2 * step * scale:
                 yield "rounding", f"as far apart as values rounded to {np.dtype(dtype).name}"
                 return
 

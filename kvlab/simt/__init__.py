@@ -9,6 +9,7 @@ sectors of global memory are those of the compiled code, not a prediction.
 from .control import DeviceAssertion
 from .launch import run, run_ptx
 from .machine import Deadlock
+from .order import Race, Unfenced, Unwaited
 from .ptx import Program, PtxInstruction, parse
 from .record import InstructionFacts, KernelRun, LineFacts
 from .values import UnknownInstruction
@@ -21,7 +22,10 @@ __all__ = [
     "LineFacts",
     "Program",
     "PtxInstruction",
+    "Race",
+    "Unfenced",
     "UnknownInstruction",
+    "Unwaited",
     "parse",
     "run",
     "run_ptx",

@@ -50,6 +50,8 @@ def _ld(x: Operands) -> Step:
         where = address(m)
         if shared:
             where = where & 0xFFFFFFFF
+            if m.order is not None:
+                m.order.read(m, where, nbytes * count, mask)
         found = m.load(where, bits, count, mask, space)
         if space != "local":
             m.trace.note(x.at, shared, nbytes * count, where, mask)
@@ -90,6 +92,8 @@ def _st(x: Operands) -> Step:
         value = np.empty((*m.shape, len(reads)), BITS[nbytes])
         for i, read in enumerate(reads):
             value[..., i] = read(m)
+        if shared and m.order is not None:
+            m.order.wrote(m, where, nbytes * len(reads), mask)
         m.store(where, value, mask, space)
         if space != "local":
             m.trace.note(x.at, shared, nbytes * len(reads), where, mask)
@@ -136,6 +140,8 @@ def _cp(x: Operands) -> Step | None:
             whole = None if reads.all() else reads
             value = m.load(source, np.dtype(np.uint32), nbytes // 4, whole, "global", nbytes)
         m.trace.note_copy(x.at, nbytes, where, source, reads, on)
+        if m.order is not None:
+            m.order.wrote(m, where, nbytes, on)
         m.forget(where, nbytes, on)
         m.copies.append(Copy(where, value, on, m.groups.copy()))
 
@@ -152,6 +158,8 @@ def _wait(m: SimtMachine, mask: Mask, left: int) -> None:
     for copy in m.copies:
         lands = copy.mask & (warps & (copy.group < m.groups - left))[:, None]
         if lands.any():
+            if m.order is not None:
+                m.order.wrote(m, copy.where, copy.value.shape[-1] * 4, lands)
             m.store(copy.where, copy.value, None if lands.all() else lands, "shared")
             copy.mask = copy.mask & ~lands
     m.copies = [copy for copy in m.copies if copy.mask.any()]
@@ -238,6 +246,12 @@ def _nothing(x: Operands) -> Step:
     return lambda m, mask: None
 
 
+def _fence(x: Operands) -> Step:
+    if "proxy" not in x.op or "async" not in "".join(x.op):
+        return _nothing(x)
+    return lambda m, mask: None if m.order is None else m.order.fence(m, mask)
+
+
 def _policy(x: Operands) -> Step:
     write = x.write(0, "b64")
     return lambda m, mask: write(m, np.zeros(m.shape, np.uint64), mask)
@@ -246,5 +260,5 @@ def _policy(x: Operands) -> Step:
 _FORMS: dict[str, Callable[[Operands], Step | None]] = {
     "ld": _ld, "ldu": _ld, "st": _st, "cp": _cp, "atom": _atom, "red": _atom, "prefetch": _nothing,
     "prefetchu": _nothing, "discard": _nothing, "applypriority": _nothing, "createpolicy": _policy, "membar": _nothing,
-    "fence": _nothing, "griddepcontrol": _nothing, "nanosleep": _nothing,
+    "fence": _fence, "griddepcontrol": _nothing, "nanosleep": _nothing,
 }

@@ -32,7 +32,7 @@ def decode(x: Operands) -> Control | None:
     if name == "brx":
         return _brx(x)
     if name in ("ret", "exit"):
-        return lambda m, here, on: m.go(on, ENDED)
+        return _ret
     if name in ("bar", "barrier"):
         return _bar(x)
     if name in ("trap", "brkpt"):
@@ -43,6 +43,12 @@ def decode(x: Operands) -> Control | None:
         return _raises("an assertion of the kernel failed" if any("assertfail" in t for t in x.texts) else
                        "calls of functions are not modelled")
     return None
+
+
+def _ret(m: SimtMachine, here: Mask, on: Array) -> None:
+    if m.order is not None:
+        m.order.check_ends(np.asarray(on.any(axis=1)))
+    m.go(on, ENDED)
 
 
 def _target(x: Operands, name: str) -> int:

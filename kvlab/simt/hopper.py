@@ -1,12 +1,13 @@
 """Hopper's instructions: mbarriers, TMA boxes, products of warpgroups with operands in shared memory.
 
 A box of TMA lands when a warp tests the mbarrier that counts its bytes: who reads shared memory without that wait reads
-what nobody wrote, which raises. Products of wgmma are there at once, without their wait.
+what nobody wrote, which raises. Products of wgmma are computed at once; who touches their registers or overwrites their
+operands before the wait, raises (:mod:`kvlab.simt.order`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,9 @@ def _mbarrier(x: Operands) -> Step | None:
         cta, at, n = _lanes(m, mask, where(m), np.asarray(given))
         n = n.astype(np.int64)
         m.mbarriers.arrive(at, cta, np.ones(len(n), np.int64) if announces else n, n if announces else None)
+        if m.order is not None:
+            for address, warps in _by_address(m, mask, where(m)):
+                m.order.hand(("mbarrier", address), warps)
 
     return arrive
 
@@ -175,7 +179,18 @@ def _arrived(m: SimtMachine, on: Array, where: Callable[[SimtMachine], Array], p
     m.land(at, cta)
     done = np.zeros(m.shape, np.bool_)
     done[on] = m.mbarriers.done(at, cta, bit & 1)
+    if m.order is not None and done.any():
+        for address, warps in _by_address(m, done, where(m)):
+            m.order.take(("mbarrier", address), warps)
     return done
+
+
+def _by_address(m: SimtMachine, mask: Mask, where: Array) -> Iterator[tuple[int, Array]]:
+    """Each address of the lanes that take part, and its warps ``[all]``."""
+    where = np.broadcast_to(where, m.shape)
+    for address in np.unique(where if mask is None else where[mask]).tolist():
+        here = where == address
+        yield address, np.asarray((here if mask is None else here & mask).any(axis=1))
 
 
 def control(x: Operands) -> Control | None:
@@ -217,7 +232,7 @@ class Boxes:
 
 def _bulk(x: Operands) -> Step | None:
     if "commit_group" in x.op or "wait_group" in x.op:
-        return lambda m, mask: None
+        return _groups(x, "boxes")
     rank = next((int(word[0]) for word in x.op if word[1:] == "d" and word[0] in "12345"), 0)
     spaces = [word.split("::")[0] for word in x.op if word.split("::")[0] in ("shared", "global")]
     if "tensor" not in x.op or not rank or any(word in x.op for word in ("im2col", "multicast::cluster", "reduce")):
@@ -234,6 +249,7 @@ def _bulk(x: Operands) -> Step | None:
     def step(m: SimtMachine, mask: Mask) -> None:
         cta, which, where, *at = _lanes(m, mask, descriptor(m), shared(m), *(read(m) for read in coordinates))
         bars = _lanes(m, mask, counted(m))[1] if counted is not None else None
+        warp = _lanes(m, mask, (np.arange(m.shape[0]) % m.warps)[:, None])[1]
         start = where % _PERIOD
         for address, first in np.unique(np.stack([which, start]), axis=1).T.tolist():
             here = (which == address) & (start == first)
@@ -245,14 +261,35 @@ def _bulk(x: Operands) -> Step | None:
             boxes = np.arange(len(chunks)) * size  # in a memory of their own
             memory, lies = Memory(len(chunks) * size, name="a box of TMA"), boxes[:, None] + image
             if bars is not None:
+                if m.order is not None:
+                    m.order.copied(cta[here], warp[here], chunks)
                 tma.load(found, coords, memory, boxes + first)
                 value = memory.load(lies, np.dtype(np.uint32), 4)
                 m.forget_boxes(cta[here], chunks, _CHUNK)
                 m.boxes.append(Boxes(cta[here], bars[here], chunks, value, found.transaction_bytes))
                 m.mbarriers.version += 1
             else:
+                if m.order is not None:
+                    m.order.read_async(m.order.boxes, cta[here], warp[here], chunks)
                 memory.store(lies, m.load_boxes(cta[here], chunks, np.dtype(np.uint32), 4))
                 tma.store(found, coords, memory, boxes + first)
+
+    return step
+
+
+def _groups(x: Operands, kind: str) -> Step:
+    """Groups of asynchronous instructions, closed or waited for."""
+    left = None if "commit_group" in x.op else int(x.texts[0], 0)
+
+    def step(m: SimtMachine, mask: Mask) -> None:
+        if m.order is None:
+            return
+        groups = m.order.products if kind == "products" else m.order.boxes
+        warps: Array = np.ones(m.shape[0], np.bool_) if mask is None else np.asarray(mask.any(axis=1))
+        if left is None:
+            groups.close(warps)
+        else:
+            groups.end(warps, left)
 
     return step
 
@@ -317,8 +354,10 @@ def tensor_map_of(data: Array, allocations: dict[int, Memory]) -> TmaDescriptor:
 # ---- wgmma
 
 def _wgmma(x: Operands) -> Step | None:
+    if x.op[1] == "fence":
+        return _fence
     if x.op[1] != "mma_async":
-        return lambda m, mask: None  # fence, commit_group, wait_group
+        return _groups(x, "products")
     shape = next(word for word in x.op if word.startswith("m64n"))
     result, a_kind, b_kind = x.op[-3:]
     suffix = a_kind if a_kind == b_kind else f"{a_kind}.{b_kind}"
@@ -338,6 +377,7 @@ def _wgmma(x: Operands) -> Step | None:
     a_major, b_major = (["K", "K"] if not majors else ["K", majors[0]] if in_registers else majors)
     passes = shared_mma_wavefronts(atom, a_in_registers=in_registers)
     signs = flags[0] * flags[1]
+    sums, factors = ({x.register(name).slot: name for name in part} for part in (names, x.list(1) * in_registers))
 
     def step(m: SimtMachine, mask: Mask) -> None:
         warps = whole(x, m, mask)
@@ -347,6 +387,8 @@ def _wgmma(x: Operands) -> Step | None:
         if groups.sum() * 4 != warps.sum():
             raise RuntimeError("wgmma needs all 4 warps of a warpgroup, some are elsewhere")
         cta = m.cta.reshape(-1, 4)[groups, 0]
+        if m.order is not None:
+            m.order.start(warps, sums, factors)
         third = _of_groups(m, c, groups).view(TYPES[result])
         third = np.where(np.broadcast_to(keeps(m), m.shape).reshape(-1, GROUP)[groups][..., None], third, 0)
         second = _tile(m, atom, b, "b", b_major, groups, cta)
@@ -369,6 +411,11 @@ def _wgmma(x: Operands) -> Step | None:
     return step
 
 
+def _fence(m: SimtMachine, mask: Mask) -> None:
+    if m.order is not None:
+        m.order.fence_registers(np.ones(m.shape[0], np.bool_) if mask is None else np.asarray(mask.any(axis=1)))
+
+
 def _of_groups(m: SimtMachine, reads: list[Read], groups: Array) -> Array:
     """Registers of warpgroups: ``[groups, 128, registers]``."""
     return np.stack([np.broadcast_to(read(m), m.shape).reshape(-1, GROUP)[groups] for read in reads], axis=-1)
@@ -382,7 +429,10 @@ def _tile(m: SimtMachine, atom: MmaAtom, read: Read, operand: str, major: str, g
     every, inverse = np.unique(words, return_inverse=True)
     found = np.stack([SmemDescriptor.decode(int(word)).addresses(extent, depth, dtype, major) for word in every])
     chunks = found[:, :, ::width] if major == "K" else found[:, ::width, :]
-    value = m.load_boxes(cta, chunks.reshape(len(every), -1)[inverse.reshape(-1)], dtype, width)
+    where = chunks.reshape(len(every), -1)[inverse.reshape(-1)]
+    if m.order is not None:
+        m.order.read_async(m.order.products, cta, np.arange(0, m.shape[0], 4)[groups] % m.warps, where)
+    value = m.load_boxes(cta, where, dtype, width)
     if major == "K":
         return value.reshape(len(words), extent, depth)
     return value.reshape(len(words), extent // width, depth, width).swapaxes(-1, -2).reshape(len(words), extent, depth)

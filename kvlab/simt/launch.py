@@ -40,7 +40,8 @@ def run(
     target      ``sm_80``, ``sm_86``, ``sm_89`` or ``sm_90``
     arithmetic  ``"chip"``: products and special functions as an H100 rounds them; ``"float32"``: as NumPy does
     addresses   whether the accesses' passes and sectors are counted
-    strict      whether reads of shared memory that nobody wrote, and misaligned accesses, raise
+    strict      whether reads of shared memory that nobody wrote, misaligned accesses, and forgotten barriers, waits and
+                fences raise (:class:`Race`, :class:`Unwaited`, :class:`Unfenced`: :mod:`kvlab.simt.order`)
 
     Accesses outside an argument raise :class:`~kvlab.memory.OutOfBounds`, with the line of the PTX and of the kernel;
     instructions that the machine does not have :class:`UnknownInstruction`, before anything runs. Torch and Triton must

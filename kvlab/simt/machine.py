@@ -17,7 +17,7 @@ import numpy as np
 from kvlab.hardware import TmaDescriptor
 from kvlab.memory import AddressSpace, Memory, OutOfBounds
 
-from . import access, alu, control, hopper, warp
+from . import access, alu, control, hopper, order, warp
 from .control import ENDED
 from .ptx import Program
 from .record import Trace
@@ -45,10 +45,11 @@ class Code:
         self.steps: list[Step | None] = []
         self.controls: dict[int, control.Control] = {}
         self.guards: dict[int, Any] = {}
+        products = order.product_registers(program)
         unknown = []
         for at in range(len(program.instructions)):
             try:
-                self._decode(Operands(program, at, dict(symbols), dict(parameters)))
+                self._decode(Operands(program, at, dict(symbols), dict(parameters)), products)
             except UnknownInstruction as error:
                 unknown.append(str(error))
         if unknown:
@@ -58,7 +59,7 @@ class Code:
         self._leaders = sorted(leaders)
         self.blocks: dict[int, tuple[list[tuple[int, Step]], int, int]] = {}
 
-    def _decode(self, x: Operands) -> None:
+    def _decode(self, x: Operands, products: set[int]) -> None:
         instruction = x.instruction
         guard = None
         if instruction.guard is not None:
@@ -71,6 +72,7 @@ class Code:
         for room in (hopper, access, warp, alu):
             step = self._contracted(x) if x.at in self.contracted else room.decode(x)
             if step is not None:
+                step = order.watched(x, step, products) if products else step
                 self.steps.append(step if guard is None else _guarded(step, guard))
                 return
         x.unknown()
@@ -147,6 +149,7 @@ class SimtMachine:
         self.number = np.repeat(np.asarray(ctas, np.uint32), self.warps)[:, None]
         self.shared = Memory(max(nbytes, 1), space=AddressSpace.SHARED, name="shared memory", programs=len(ctas),
                              unsafe=not strict)
+        self.order = order.Order(len(ctas), self.warps, nbytes) if strict else None
         self.allocations, self.tensor_maps = allocations, tensor_maps
         own = sum(-(-v.nbytes // 16) * 16 for v in code.program.variables.values() if v.space == "local")
         self.local = Memory(own, space=AddressSpace.LOCAL, name="local memory", programs=self.shape[0] * 32,
@@ -227,6 +230,9 @@ class SimtMachine:
         if not waits:
             for cta, name in zip(self.cta[warps].tolist(), number[warps].tolist(), strict=True):
                 self._arrived[cta, name] = self._arrived.get((cta, name), 0) + 1
+            if self.order is not None:
+                for name in np.unique(number[warps]).tolist():
+                    self.order.hand(("bar", name), warps & (number == name))
             return
         self.waiting[warps] = True
         self.barrier[0, warps], self.barrier[1, warps] = number[warps], needed[warps]
@@ -246,6 +252,8 @@ class SimtMachine:
             needed = np.where(needed == 0, np.bincount(self.cta[alive], minlength=ctas), needed)
             full = arrived >= needed
             self.waiting[here & full[self.cta]] = False
+            if self.order is not None:
+                self.order.meet(("bar", number), here & full[self.cta])
             self._arrived = {key: n for key, n in self._arrived.items() if key[1] != number or not full[key[0]]}
 
     # ---- memory

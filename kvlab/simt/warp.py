@@ -144,6 +144,8 @@ def _ldmatrix(x: Operands) -> Step:
         warps, where = whole(x, m, mask), address(m)
         rows = where[:, : 8 * number]
         on = None if mask is None else np.broadcast_to(warps[:, None], rows.shape)
+        if m.order is not None:
+            m.order.read(m, rows, 16, on)
         units = m.load(rows, np.dtype(np.uint16), 8, on, "shared", 16)  # [warps, rows, 8]
         found = unit_of_register(number, trans)(units.reshape(m.shape[0], 64 * number)).view(np.uint32)
         m.trace.note_matrix(x.at, name, where[warps])
@@ -167,7 +169,10 @@ def _stmatrix(x: Operands) -> Step:
         flat = value.view(np.uint16).reshape(m.shape[0], 64 * number)
         units = register_of_unit(number, trans)(flat).reshape(m.shape[0], 8 * number, 8)
         rows = where[:, : 8 * number]
-        m.store(rows, units, None if mask is None else np.broadcast_to(warps[:, None], rows.shape), "shared", 16)
+        on = None if mask is None else np.broadcast_to(warps[:, None], rows.shape)
+        if m.order is not None:
+            m.order.wrote(m, rows, 16, on)
+        m.store(rows, units, on, "shared", 16)
         m.trace.note_matrix(x.at, name, where[warps])
 
     return step

@@ -51,3 +51,10 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "atomics": ({"x_ptr": np.arange(64, dtype=np.int32), "counts_ptr": np.zeros(8, np.int32), "BLOCK": 32, "BINS": 8},
                 (2,)),
 }
+#: that of ``scaled_matmul``, whose rows of A have scales that differ, its columns of B one
+SCALED: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "scaled_matmul": ({
+        "a_ptr": A.astype(E4M3), "b_ptr": B.astype(E4M3), "c_ptr": np.zeros((32, 32), np.float32),
+        "row_scale_ptr": np.arange(1, 33, dtype=np.float32), "column_scale_ptr": np.full(32, 0.5, np.float32), "K": 64,
+        "BM": 32, "BN": 32, "BK": 32}, (1,)),
+}

@@ -171,6 +171,22 @@ def tuned_softmax(x_ptr, out_ptr, stride, n, BLOCK: tl.constexpr, EVEN: tl.const
         tl.store(out_ptr + where, weights, mask=columns < n)
 
 
+@triton.jit
+def scaled_matmul(
+    a_ptr, b_ptr, c_ptr, row_scale_ptr, column_scale_ptr, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):
+    """A product of float8 with a scale for each row of A and each column of B."""
+    rows, columns, depth = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(a_ptr + rows[:, None] * K + (k + depth)[None, :])
+        b = tl.load(b_ptr + (k + depth)[:, None] * BN + columns[None, :])
+        acc = tl.dot(a, b, acc)
+    rows_by, columns_by = tl.load(row_scale_ptr + rows), tl.load(column_scale_ptr + columns)
+    scaled = acc * rows_by[:, None] * columns_by[None, :]
+    tl.store(c_ptr + rows[:, None] * BN + columns[None, :], scaled)
+
+
 F16 = {"a_ptr": "*fp16", "b_ptr": "*fp16", "c_ptr": "*fp16"}
 STRIDES = {"K": "i32:16", "stride_a": "i32:16", "stride_b": "i32:16", "stride_c": "i32:16"}
 TILES = {"BM": 64, "BN": 64, "BK": 64}

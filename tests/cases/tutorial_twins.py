@@ -156,6 +156,18 @@ def tuned_softmax(x_ptr: Any, out_ptr: Any, stride: int, n: int, BLOCK: int, EVE
         out_ptr.reshape(-1)[where[:n]] = weights[:n]
 
 
+def scaled_matmul(
+    a_ptr: Any, b_ptr: Any, c_ptr: Any, row_scale_ptr: Any, column_scale_ptr: Any, K: int, BK: int, pid: int,
+) -> None:
+    acc = np.zeros(c_ptr.shape, F32)
+    for k in range(0, K, BK):
+        a, b = a_ptr[:, k : k + BK], b_ptr[k : k + BK]
+        acc = acc + a.astype(F32) @ b.astype(F32)
+    rows_by, columns_by = row_scale_ptr, column_scale_ptr
+    scaled = acc * rows_by[:, None] * columns_by
+    c_ptr[:] = scaled
+
+
 def late_tile(a_ptr: Any, b_ptr: Any, c_ptr: Any, K: int, BM: int, BN: int, BK: int, pid: tuple[int, int]) -> None:
     """As matmul, a tile of K too far."""
     rows = pid[0] * BM + np.arange(BM)

@@ -1,5 +1,5 @@
-"""What is ordered before what in shared memory and in the registers of products: a wait, a barrier or a fence that was
-forgotten raises where its lack is met.
+"""Order of accesses to shared memory and to the registers of products: a wait, a barrier or a fence that was forgotten
+raises where its lack is met.
 
 Warps have vector clocks: a barrier, or an arrival at an mbarrier and the wait for it, hands on what a warp has done. A
 read of what another warp wrote, or a write over what another warp read, needs such a way between them

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from planted_faults import IN_CODE, IN_SOURCE, LAUNCHES
 from slow_kernels import PLANTED
 from tutorial_calls import CALLS, SCALED
 
+from kvlab.memory import UnwrittenRead
 from kvlab.mirror import lockstep_kernel
+from kvlab.simt import Deadlock, Race, Unfenced, Unwaited, run_ptx
 
 
 def test_forty_faults_are_planted() -> None:
@@ -80,8 +83,6 @@ def compiled(name: str) -> Any:
 
 def execute(name: str, ptx: str) -> dict[str, Any]:
     """The arrays of a launch after its PTX, or another, has run."""
-    from kvlab.simt import run_ptx
-
     kernel, _, arguments = LAUNCHES[name]
     case = {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in arguments.items()}
     constants = {p.name for p in getattr(tutorial_kernels, kernel).params if p.is_constexpr}
@@ -95,17 +96,12 @@ def execute(name: str, ptx: str) -> dict[str, Any]:
 @pytest.mark.compile
 @pytest.mark.parametrize("name", IN_CODE)
 def test_a_line_of_ptx_that_is_missing_is_named(name: str) -> None:
-    from kvlab.simt import Deadlock, Race, Unfenced, Unwaited
-
     fault = IN_CODE[name]
-    errors = {one.__name__: one for one in (Deadlock, Race, Unfenced, Unwaited)}
-    from kvlab.memory import UnwrittenRead
-
-    error = errors.get(fault.error, UnwrittenRead)
-    with pytest.raises(error) as raised:
+    errors = {one.__name__: one for one in (Deadlock, Race, Unfenced, UnwrittenRead, Unwaited)}
+    with pytest.raises(errors[fault.error]) as raised:
         execute(fault.launch, fault.text(compiled(fault.launch).asm["ptx"]))
     assert fault.words in str(raised.value)
-    assert "tutorial_kernels.py:" in str(raised.value)
+    assert re.search(r"PTX line \d+, \w+\.py:\d+: `", str(raised.value))
 
 
 @pytest.mark.compile

@@ -141,7 +141,7 @@ def _cp(x: Operands) -> Step | None:
             value = m.load(source, np.dtype(np.uint32), nbytes // 4, whole, "global", nbytes)
         m.trace.note_copy(x.at, nbytes, where, source, reads, on)
         if m.order is not None:
-            m.order.wrote(m, where, nbytes, on)
+            m.order.wrote(m, where, nbytes, on, unfenced=False)
         m.forget(where, nbytes, on)
         m.copies.append(Copy(where, value, on, m.groups.copy()))
 
@@ -159,7 +159,8 @@ def _wait(m: SimtMachine, mask: Mask, left: int) -> None:
         lands = copy.mask & (warps & (copy.group < m.groups - left))[:, None]
         if lands.any():
             if m.order is not None:
-                m.order.wrote(m, copy.where, copy.value.shape[-1] * 4, lands)
+                nbytes = copy.value.shape[-1] * copy.value.itemsize
+                m.order.wrote(m, copy.where, nbytes, lands, unfenced=False)
             m.store(copy.where, copy.value, None if lands.all() else lands, "shared")
             copy.mask = copy.mask & ~lands
     m.copies = [copy for copy in m.copies if copy.mask.any()]

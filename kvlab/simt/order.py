@@ -6,7 +6,8 @@ read of what another warp wrote, or a write over what another warp read, needs s
 (:class:`Race`). Of several readers of one word the last is known; pieces below 4 bytes are not followed, nor are
 atomics and memory that CTAs share. Products of wgmma and boxes on their way out of shared memory go on behind the
 instruction: until they are waited for, their registers may not be touched and what they read may not be written
-(:class:`Unwaited`). What the generic proxy wrote, wgmma and TMA read behind a fence of the proxies (:class:`Unfenced`).
+(:class:`Unwaited`). What stores wrote, wgmma and TMA read behind a fence of the proxies (:class:`Unfenced`); what cp.async
+brought needs none here, as Triton 3.6 puts none behind it.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ class Order:
 
     # ---- accesses
 
-    def wrote(self, m: SimtMachine, where: Array, nbytes: int, mask: Mask) -> None:
-        """Lanes ``[warps, 32]`` write so many bytes each by the generic proxy."""
+    def wrote(self, m: SimtMachine, where: Array, nbytes: int, mask: Mask, unfenced: bool = True) -> None:
+        """Lanes ``[warps, 32]`` write so many bytes each, by the generic proxy if they are ``unfenced``."""
         cta, warp, at = _active(m, where, mask)
         self.products.check(cta, at, nbytes)
         self.boxes.check(cta, at, nbytes)
@@ -138,7 +139,7 @@ class Order:
         word = at[:, None] // _WORD + np.arange(max(nbytes // _WORD, 1))
         own = (self.clock[cta, warp, warp] << _BITS | warp)[:, None] if nbytes >= _WORD else _NOBODY
         self.writer[cta[:, None], word] = own
-        self.unfenced[cta[:, None], at[:, None] // _CHUNK + np.arange(-(-nbytes // _CHUNK))] = True
+        self.unfenced[cta[:, None], at[:, None] // _CHUNK + np.arange(-(-nbytes // _CHUNK))] = unfenced
 
     def copied(self, cta: Array, warp: Array, where: Array) -> None:
         """A warp ``[n]`` has TMA write 16 bytes at each of ``[n, chunks]``."""

@@ -173,14 +173,13 @@ STORE = "cp.async.bulk.tensor.2d.global"
 IN_CODE: dict[str, InCode] = {
     "barrier between store and load": InCode("transpose", r"bar\.sync", 0, "Race", "reads what warp 1 wrote"),
     "barrier of a reduction": InCode("softmax", r"bar\.sync", 0, "Race", "reads what warp 1 wrote"),
-    "barrier before scratch is used again": InCode("softmax", r"bar\.sync", 2, "Race", "writes what warp"),
+    "barrier of a second reduction": InCode("softmax", r"bar\.sync", 2, "Race", "with no barrier between them"),
     "wait for cp.async": InCode("cp.async", r"cp\.async\.wait_group\s+2", 0, "UnwrittenRead", "ldmatrix"),
     "group of cp.async not closed": InCode("cp.async", r"cp\.async\.commit_group", 1, "UnwrittenRead", "ldmatrix"),
     "barrier behind the wait for cp.async": InCode(
         "cp.async", r"cp\.async\.wait_group\s+2;\n?", 0, "UnwrittenRead", "which nothing has written"),
     "barrier before a stage is filled again": InCode("cp.async", r"bar\.sync", 2, "Race", "writes what warp 1 read"),
     "wait for cp.async before wgmma": InCode("wgmma", r"cp\.async\.wait_group\s+2", 0, "UnwrittenRead", "wgmma"),
-    "fence between cp.async and wgmma": InCode("wgmma", r"fence\.proxy\.async", 0, "Unfenced", "no fence.proxy.async"),
     "fence of the sums": InCode("wgmma", r"wgmma\.fence", 0, "Unfenced", "no wgmma.fence"),
     "group of wgmma not closed": InCode("wgmma", r"wgmma\.commit_group", 0, "Unwaited", "still reads them"),
     "wait for wgmma before a stage is filled again": InCode(

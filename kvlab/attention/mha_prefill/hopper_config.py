@@ -35,7 +35,7 @@ SUPPORTED = (
     "float8_e4m3fn for all of q, k and v with a head dimension of 128, without scales of tokens, out bf16 or fp16"
 )
 LIST_SUPPORTED = (
-    "bf16 or fp16, no mask but causal and windows, scores alike for all heads, head dimensions of 64, 80, 96, 112 or 128, "
+    "bf16 or fp16, no mask but causal and windows, scores alike in all heads, head dimensions 64, 80, 96, 112 or 128, "
     "a sequence that may have more than 64 rows, 1, 2, 4 .. 64 query heads to a KV head, scale > 0, pages of 16, "
     "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes, "
     "without batch_invariant"

@@ -6,8 +6,8 @@ read of what another warp wrote, or a write over what another warp read, needs s
 (:class:`Race`). Of several readers of one word the last is known; pieces below 4 bytes are not followed, nor are
 atomics and memory that CTAs share. Products of wgmma and boxes on their way out of shared memory go on behind the
 instruction: until they are waited for, their registers may not be touched and what they read may not be written
-(:class:`Unwaited`). What stores wrote, wgmma and TMA read behind a fence of the proxies (:class:`Unfenced`); what cp.async
-brought needs none here, as Triton 3.6 puts none behind it.
+(:class:`Unwaited`). What stores wrote, wgmma and TMA read behind a fence of the proxies (:class:`Unfenced`); what
+cp.async brought needs none here, as Triton 3.6 puts none behind it.
 """
 
 from __future__ import annotations

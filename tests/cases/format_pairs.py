@@ -25,4 +25,6 @@ def pairs_of_formats() -> list[tuple[Format, Format]]:
         found.append((one, other))
     halves = ("slot:4 (dim:16 dim/16:2 k.b4, k_scale.f16)",
               "(copy:2 slot:4 (dim/2:16 -dim:2 k.b4, pad:1), slot:4 k_scale.f16)")
-    return [*found, (Format.parse(halves[0], name="halves"), Format.parse(halves[1], name="halves"))]
+    odd = "slot:37 head:3 dim:67 k.s8", "head:3 slot:37 dim:67 k.s8"  # of which no tile has a whole number
+    return [*found, *((Format.parse(a, name=name), Format.parse(b, name=name)) for name, (a, b) in
+                      {"halves": halves, "odd": odd}.items())]

@@ -209,15 +209,15 @@ def _axis(digits: Sequence[Digit], room: int, whole: bool = False) -> tuple[Tile
 
 
 def _part(size: int, most: int) -> int:
-    """Share of a digit that a tile has: the power of two that leaves the fewest places of tiles empty, the largest of
-    them.
+    """Share of a digit that a tile has: the largest power of two that leaves few places of tiles empty.
 
-    >>> _part(2304, 1024), _part(4096, 1024), _part(24, 16)
-    (256, 1024, 8)
+    >>> _part(2304, 1024), _part(4096, 1024), _part(24, 16), _part(999, 64)
+    (256, 1024, 8, 64)
     """
     largest = 1 << (most.bit_length() - 1)
     parts = [part for part in (largest >> n for n in range(4)) if part]
-    return min(parts, key=lambda part: (-(-size // part) * part, -part))
+    empty = {part: -(-size // part) * part - size for part in parts}
+    return next((part for part in parts if 16 * empty[part] <= size), min(parts, key=lambda part: (empty[part], -part)))
 
 
 def _held(

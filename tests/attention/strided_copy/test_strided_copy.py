@@ -1,24 +1,22 @@
-"""Strided copies: the twin, its programs alone, both twins in lockstep, and what a GPU compiles.
+"""Strided copies: the twin, its programs alone, both twins in lockstep, and what is compiled for a GPU, executed.
 
 Rests on NumPy's execution of a plan's descriptors, which tests/formats holds against the encoders of both formats.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
-from caught import Caught, as_launched
 from format_pairs import pairs_of_formats
 
 from kvlab.attention.strided_copy import emulator
 from kvlab.attention.strided_copy.config import CopyConfig, choose_tile, unit_of
-from kvlab.common.arrays import to_torch
 from kvlab.formats import Conversion, Format, convert, known_format
 from kvlab.formats.codec import joined, nibbles
 from kvlab.mirror import check, lockstep
+from kvlab.simt import run
 from kvlab.staging import program_ids
 
 
@@ -105,31 +103,35 @@ def test_the_twins_in_lockstep(which: str) -> None:
         chosen = configs(plan, in_place=True)
     x, config = some_bytes(plan.source.nbytes), chosen[0]
     ends = [array.view(f"i{config.unit}") for array in (x, np.zeros(plan.target.nbytes, np.uint8))]
-    run = lockstep("strided_copy", {"source": ends[0], "target": ends[1], "config": config, "table": config.table})
-    assert run.ok, run.first_difference
+    both = lockstep("strided_copy", {"source": ends[0], "target": ends[1], "config": config, "table": config.table})
+    assert both.ok, both.first_difference
 
 
 @pytest.mark.compile
-def test_sixteen_bytes_an_access_and_a_transposed_tile_through_shared_memory() -> None:
-    """What the compiler emits for x-split keys and values to rows and back: wide at both ends, of runs of 16 bytes and,
-    through shared memory, of 2.
+@pytest.mark.parametrize(
+    ("one", "other", "in_place"),
+    [("flash_attention.paged", "vllm.x_split", False), ("vllm.x_split", "flash_attention.paged", False),
+     ("vllm.blocks_first", "vllm.hnd", True)],
+)
+def test_compiled_for_hopper_it_moves_whole_sectors_and_no_lanes_meet_in_a_bank(
+    one: str, other: str, in_place: bool
+) -> None:
+    """What the compiler emits, run in the PTX machine: runs of 16 bytes, runs of 2 that go through shared memory, and
+    tiles that are read before they are written.
     """
     from kvlab.attention.strided_copy import kernel
 
     assert check("strided_copy").ok
-    sizes = {"layers": 4, "pages": 64, "heads": 8, "dim": 128}
-    split, rows = (known_format(name, **sizes) for name in ("vllm.x_split", "flash_attention.paged"))
-    keys, values = configs(convert(split, rows))
-    for config, shared, width in (
-        (keys, False, ".v2.b64"), (values, True, ".v4.b32"), (configs(convert(rows, split))[1], True, ".v4.b32"),
-    ):
-        caught = Caught(kernel.move)
-        ends = (to_torch(np.zeros(64, f"i{config.unit}")) for _ in range(2))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernel, "move", caught)
-            kernel.launch(*ends, config=config)
-        made = as_launched(caught.fn, caught.arguments, "sm_90")
-        accesses = re.findall(r"\b(?:ld|st)\.global[.\w:]*", made.asm["ptx"])
-        assert len(accesses) == 8
-        assert all(access.endswith(width) for access in accesses)
-        assert (made.shared > 0) == shared
+    sizes = {"pages": 2, "heads": 2, "dim": 64}
+    plan = convert(known_format(one, **sizes), known_format(other, **sizes))
+    x, out = some_bytes(plan.source.nbytes), np.zeros(plan.target.nbytes, np.uint8)
+    exact, source = plan.apply(x), out if in_place else x
+    out[...] = x if in_place else 0
+    for config in configs(plan, in_place=True) if in_place else configs(plan):
+        ends = (array.view(f"i{config.unit}") for array in (source, out))
+        constants = {"X": config.X, "Y": config.Y, "C": kernel.CopyConstants(config.align, config.in_place)}
+        ran = run(kernel.move, config.grid(), *ends, None, None, config.outer, num_warps=config.num_warps,
+                  target="sm_90", **constants)
+        assert ran.sectors == sum(one.ideal_sectors or 0 for one in ran.accesses)
+        assert ran.conflicts == 0
+    assert np.array_equal(out, exact)

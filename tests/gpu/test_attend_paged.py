@@ -190,6 +190,28 @@ def test_two_streams_at_once() -> None:
         assert_accurate(x, out.cpu(), lse.cpu())
 
 
+@ON_HOPPER[1]
+def test_mixed_batches_on_two_streams_at_once() -> None:
+    """Walks that run at the same time, of calls that do, too: each has its own lists and partial results."""
+    lens = tuple((new, 900 * (i % 5) + new) for i, new in enumerate([300, 1, 1, 8, 1, 4, 130, 0, 6, 1, 500, 1]))
+    cases = [MixedCase(lens, (32, 8), 128, form="paged", seed=i).build() for i in range(2)]
+    calls = [x.arguments("cuda")[1:] for x in cases]
+    told = explain(attend_paged, *calls[0][0], **calls[0][1])
+    assert told.config.beside
+    assert [walk.module for walk in told.config.walks] == ["hopper", "hopper", "wide.hopper"]
+    streams = [torch.cuda.Stream() for _ in cases]
+    torch.cuda.synchronize()
+    made: list[list[Any]] = [[], []]
+    for _ in range(20):
+        for found, stream, (arrays, options) in zip(made, streams, calls, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(attend_paged(*arrays, **options, return_lse=True))
+    torch.cuda.synchronize()
+    for x, found in zip(cases, made, strict=True):
+        assert_accurate(x, *(array.cpu() for array in found[0]))
+        assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
 @pytest.mark.parametrize("batch", [1, 64, 1024, 4096])
 def test_batches_of_many_sizes(batch: int) -> None:
     """One long sequence among short and empty ones, also with a plan of the step."""

@@ -51,10 +51,10 @@ def attend_paged(
                  than a tile of 32 rows, and tiles that do not follow from others; a plan is one with
                  ``batch_invariant=True``. Partial results then take room for the keys of a row of the table
     backend      "auto": the emulator for NumPy arrays, the Triton kernels for torch tensors (interpreted on the CPU);
-                 on sm_90 Gluon kernels for what they can do: prefill tiles for sequences of more than 32 rows of a KV
-                 head, the ring of decode where ``max_seqlen_q`` says that none has more than 16; "reference" (float64),
-                 "emulator", "triton"; "hopper": these kernels (their emulators where the arrays are not on a GPU), the
-                 ring for sequences of up to 32 rows, ValueError for what both cannot do
+                 on sm_90 Gluon kernels for what they can do: the ring of decode for sequences of up to 32 rows of a KV
+                 head, prefill tiles for those of more, both at the same time; "reference" (float64), "emulator",
+                 "triton"; "hopper": these kernels (their emulators where the arrays are not on a GPU), ValueError for
+                 what both cannot do
     arch         the machine that is emulated: "sm_80", "sm_90", or "gfx950" with D = Dv of 64, 128, 256 or 512
     arithmetic   of the emulator: "float32", or "chip", provisional
     check        look at the values of seq_lens, block_table and cu_seqlens_q, and whether the plan was made of them.
@@ -63,10 +63,11 @@ def attend_paged(
 
     A fixed grid of programs walks a list of units: (sequence, KV head, tile of rows, range of keys), made from the
     lengths where they are. A tile is new tokens times the query heads of a KV head; sequences with more rows than a
-    tile of 32 holds are walked after the others, in larger tiles. Tiles that are cut have partial results, merged in
-    the order of the keys: the same lengths give the same bits. A row without a key gives 0 and lse -inf (the sink's
-    logit with sinks). ValueError on bad arguments, before anything is written. Nothing waits for the GPU (but for a
-    mask of one's own), and a captured CUDA graph may be replayed with other lengths, 0 among them.
+    tile of 32 holds are walked after the others, in larger tiles; by Hopper's two kernels at the same time, on as many
+    of the processors as each has work for. Tiles that are cut have partial results, merged in the order of the keys:
+    the same lengths give the same bits. A row without a key gives 0 and lse -inf (the sink's logit with sinks).
+    ValueError on bad arguments, before anything is written. Nothing waits for the GPU (but for a mask of one's own),
+    and a captured CUDA graph may be replayed with other lengths, 0 among them.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)

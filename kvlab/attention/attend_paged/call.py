@@ -24,7 +24,7 @@ from kvlab.attention.mha_prefill.hopper_config import LIST_SUPPORTED, list_lacks
 from kvlab.attention.tiles.pages import Sequences
 from kvlab.common.arrays import add_axis
 
-from .config import FEW_ROWS, LARGE_ROWS, ragged_problem
+from .config import FEW_ROWS, ragged_problem
 from .hopper_config import tiles_walk, with_tiles
 
 
@@ -71,7 +71,7 @@ class AttendPaged(PlannedCall, PrefillCall):
         problem, emulated = ragged_problem(q, k_cache, v_cache, table, starts), None
         few = replace(problem, tokens=min(self.longest, max(1, FEW_ROWS // problem.group)))  # of the first walk
         ring = hopper_lacks(q, k_cache, v_cache, few, self.features, FEW_ROWS) or self.lacks_ring()
-        many, declined = self.longest * problem.group > LARGE_ROWS // 2, hopper_declined(few)
+        many, declined = self.longest * problem.group > FEW_ROWS, hopper_declined(few)
         inputs = PrefillInputs(q, k_cache, v_cache, Sequences(starts, None, table), self.into, self.features)
         tiles = (list_lacks(inputs, scale) or self.lacks_tiles()) if many else "no more rows than small tiles have"
         lacks, supported = (tiles, LIST_SUPPORTED) if many and (tiles is None or ring) else (ring, SUPPORTED)
@@ -87,8 +87,9 @@ class AttendPaged(PlannedCall, PrefillCall):
         if problem.pairs:
             check_fp8_gpu(q)
         rings = ring is None and (self.backend == "hopper" or declined is None)
-        config = self.walks(problem, self.longest, emulated, hopper=hopper and rings)
-        config = with_tiles(config, problem, self.features) if hopper and tiles is None else config
+        wide = hopper and tiles is None
+        config = self.walks(problem, self.longest, emulated, hopper=hopper and rings, tiles=wide)
+        config = with_tiles(config, problem, self.features) if wide else config
         told = Explanation("attend_paged", chosen, reason, config, config.grid(problem), emulated)
         return told, problem, "triton" if chosen == "hopper" else chosen
 

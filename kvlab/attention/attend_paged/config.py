@@ -65,6 +65,8 @@ LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 
 FEW_ROWS = 32
 """Rows of a tile that three programs of an SM have; sequences of more have tiles of their own."""
+FEW_BESIDE = 16
+"""The same of tiles of which two programs of an SM have room."""
 MOST_TOGETHER = 4
 SHORT_KEYS = 512
 """Keys of a sequence that stay in L2: its tiles need not be walked side by side to read them once."""
@@ -148,9 +150,16 @@ class Walk:
 
 @dataclass(frozen=True)
 class WalkConfig:
-    """The walks of a call, one after the other: each has the sequences of some numbers of new tokens."""
+    """The walks of a call, one after the other or at the same time: each has the sequences of some numbers of new
+    tokens.
+    """
 
     walks: tuple[Walk, ...]
+
+    @property
+    def beside(self) -> bool:
+        """Tells whether the walks share the processors, so that they run at the same time."""
+        return all(one.schedule.sharing is not None for one in (self.walks[0], self.walks[-1]))
 
     def grid(self, problem: DecodeProblem) -> tuple[int]:
         """Programs of the first walk."""
@@ -198,11 +207,15 @@ def walk_of(
 
 def choose_walks(
     problem: DecodeProblem, longest: int, *, processors: int = 132, arch: str = "sm_90", shared: int | None = None,
-    heavy: bool = False, biased: bool = False, batch_invariant: bool = False, qv: bool = False,
+    heavy: bool = False, biased: bool = False, batch_invariant: bool = False, qv: bool = False, tiles: bool = False,
+    beside: bool = False,
 ) -> WalkConfig:
     """The walks of a call in which no sequence has more than ``longest`` new tokens: where these are ragged and many,
-    one over the sequences whose rows fit a tile of 32, and one over the others, whose tiles are larger. The rows of a
-    tile depend on the sizes and the architecture alone, so that layers of other features share a plan.
+    one over the sequences whose rows fit a tile of 32, and one over the others, whose tiles are larger; this one alone,
+    if all have as many. The rows of a tile depend on the sizes and the architecture alone, so that layers of other
+    features share a plan. ``tiles``: large ones are by Hopper's prefill kernel, and of so few keys that another walk
+    would not pay all are; ``beside``: while the ring walks the others, of which up to 16 rows have a walk of their own,
+    as two programs of an SM have room.
     ``batch_invariant``: what others have decides nothing; units of 2048 keys, of so many more as the rows of an item
     are more than 32. ``qv``: V has a query, too, and tiles have room for rows of K and V side by side.
 
@@ -212,37 +225,43 @@ def choose_walks(
     (32, 8, 128, 9, 4)
     >>> [walk.tiles.BM for walk in choose_walks(problem, 4).walks]
     [16]
+    >>> [walk.tiles.BM for walk in choose_walks(replace(problem, tokens=64 * 128), 128).walks]
+    [128]
     """
     few = max(1, FEW_ROWS // problem.group)
     ragged = isinstance(problem, AttendProblem) and problem.ragged
     longest = UNLIMITED // problem.group if ragged and batch_invariant else longest
-    several = ragged and longest > few
+    large_ones = ragged and longest > few
+    alone = problem.tokens == problem.batch * longest or (tiles and problem.max_keys <= SHORT_KEYS)
+    several = large_ones and not alone
+    fewer = FEW_BESIDE // problem.group
+    bounds = [*([fewer] if beside and several and 0 < fewer < few else []), *([few] if several else []), longest]
     columns, walks = pieces(problem.widths[0]), []
     problem = replace(problem, head_dim=problem.head_dim + problem.v_dim) if qv else problem
-    for tokens in (few, longest) if several else (longest,):
+    for tokens in bounds:
         rows = tokens * problem.group
         deep = max(problem.widths) > 128 and rows > 16
-        tiles = choose_config(
+        one = choose_config(
             replace(problem, tokens=tokens), num_splits=1, processors=processors, arch=arch, shared=shared,
             heavy=heavy or deep, biased=biased,
         )
-        if rows > (FEW_ROWS if several else MOST_TOGETHER * FEW_ROWS):
-            tiles = _large(tiles, problem, rows, arch, shared, biased)
-        together = max(1, min(MOST_TOGETHER, -(-rows // tiles.BM)))
-        if tiles.BM == LARGE_ROWS and problem.max_keys <= SHORT_KEYS and not batch_invariant:
+        if rows > (FEW_ROWS if large_ones else MOST_TOGETHER * FEW_ROWS):
+            one = _large(one, problem, max(rows, LARGE_ROWS) if tiles else rows, arch, shared, biased)
+        together = max(1, min(MOST_TOGETHER, -(-rows // one.BM)))
+        if one.BM == LARGE_ROWS and problem.max_keys <= SHORT_KEYS and not batch_invariant:
             together = 1
         large = {}
-        if tiles.BM == LARGE_ROWS:
+        if one.BM == LARGE_ROWS:
             large = {"block": LARGE_BLOCK, "overhead": LARGE_OVERHEAD, "least": LARGE_OVERHEAD + 1}
-        tiles = replace(tiles, row_tiles=together, longest_first=0)
-        tiles = _read_twice(replace(tiles, columns=columns), problem, arch, shared, biased) if qv else tiles
-        walk = walk_of(tiles, problem, processors=processors, **large)
+        one = replace(one, row_tiles=together, longest_first=0)
+        one = _read_twice(replace(one, columns=columns), problem, arch, shared, biased) if qv else one
+        walk = walk_of(one, problem, processors=processors, **large)
         unit = INVARIANT_KEYS // walk.schedule.block * max(1, walk.schedule.rows // FEW_ROWS) if batch_invariant else 0
         walks.append(replace(walk, schedule=replace(walk.schedule, unit=unit)))
-    if several:
-        first, second = (walk.schedule for walk in walks)
-        walks = [replace(walks[0], schedule=replace(first, most=few)),
-                 replace(walks[1], schedule=replace(second, fewest=few + 1))]
+    for i, tokens in enumerate(bounds[:-1]):
+        below, above = walks[i : i + 2]
+        walks[i] = replace(below, schedule=replace(below.schedule, most=tokens))
+        walks[i + 1] = replace(above, schedule=replace(above.schedule, fewest=tokens + 1))
     return WalkConfig(tuple(walks))
 
 

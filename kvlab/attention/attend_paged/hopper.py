@@ -20,6 +20,7 @@ from kvlab.attention.mha_decode.hopper_roles import attend_keys, normalise, othe
 from kvlab.attention.mha_decode.hopper_roles import produce as bring
 from kvlab.attention.mha_decode.hopper_steps import TILE_LAYOUT, results_layout, rows_of
 from kvlab.attention.tiles.strides import RowStrides, leading_strides
+from kvlab.triton_support.dependents import let_next_begin, wait_for_launch_before
 from kvlab.triton_support.launching import Again
 from kvlab.triton_support.twins import compiled
 
@@ -27,7 +28,7 @@ from .config import Walk
 from .hopper_config import ListConstants
 from .kernel import WalkSizes, item_of, team_items
 
-globals().update(compiled(gluon.jit, gl, item_of.fn, team_items.fn))
+globals().update(compiled(gluon.jit, gl, item_of.fn, team_items.fn, let_next_begin.fn, wait_for_launch_before.fn))
 
 
 @gluon.jit
@@ -142,6 +143,8 @@ def walk(
     full = barriers(NB, 1)
     free = barriers(NB, 1)
     fence_async_shared()  # TMA arrives at these barriers
+    let_next_begin(L.EARLY)
+    wait_for_launch_before(L.EARLY and not L.BESIDE)
     k_s = view(k_box, [NB, 4, KEYS, W], TILE_LAYOUT)
     v_s = view(v_box, [NB, 4, KEYS, W], TILE_LAYOUT)
     groups = problem.lanes // C.HEADS
@@ -166,6 +169,8 @@ def walk(
         [1],
         [C.PRODUCER],
     )
+    if gl.program_id(0) == 0:  # who waits for this launch waits for that beside it
+        wait_for_launch_before(L.BESIDE)
 
 
 def pointers_of(
@@ -180,11 +185,12 @@ def pointers_of(
 
 def numbers_of(
     one: Walk, arrays: tuple[Any, ...], into: tuple[torch.Tensor, torch.Tensor], sizes: WalkSizes, f: Features,
-    scale: float, *, ragged: bool, listed: bool,
+    scale: float, *, ragged: bool, listed: bool, early: bool, beside: bool,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments behind the pointers: numbers, and constants and options by name."""
     q, k, schedule = *arrays[:2], one.schedule
     strides = (RowStrides(*leading_strides(x, ragged=ragged)) for x in (q, *into))
     numbers = f.scales.factor_log2(scale), f.scales.v.number, feature_numbers(f), sizes, k.shape[0], *strides
-    lists = ListConstants(schedule.block, schedule.overhead, schedule.reach, listed)
-    return numbers, {"C": one.ring, "L": lists, "num_warps": one.ring.ROWS // 4, "maxnreg": one.ring.REGISTERS}
+    lists = ListConstants(schedule.block, schedule.overhead, schedule.reach, listed, early, beside)
+    options = {"num_warps": one.ring.ROWS // 4, "maxnreg": one.ring.REGISTERS} | ({"launch_pdl": True} if early else {})
+    return numbers, {"C": one.ring, "L": lists} | options

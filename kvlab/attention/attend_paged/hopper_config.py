@@ -10,22 +10,32 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mha_decode.hopper_config import BLOCK, HopperDecodeConstants, has_depths
 from kvlab.attention.mha_decode.hopper_config import shared_bytes as ring_bytes
-from kvlab.attention.mha_prefill.hopper_config import listed_constants
-from kvlab.attention.schedule.config import ScheduleConfig
+from kvlab.attention.mha_prefill.hopper_config import HEAD_DIMS, LIST_DEEPEST, LIST_GROUPS, listed_constants
+from kvlab.attention.schedule.config import ScheduleConfig, Sharing
 
 from .config import LARGE_BLOCK, LARGE_ROWS, WalkConfig
 
 PROGRAMS = {16: 2, 32: 1}
 """Rows of a tile -> programs that a processor has room for, of one KV head each."""
+RATIO = 14
+"""Key blocks of 16 that a ring reads while a tile of 128 rows does one of 128, when each has its own processors: what
+their speeds are then, not when all read at once.
+"""
+PARTS = 8
+"""Parts at least in which processors are shared."""
 
 
 class ListConstants(NamedTuple):
-    """Constants of the walk of a list besides the ring's, as of ``WalkConstants``."""
+    """Constants of the walk of a list besides the ring's, as of ``WalkConstants``. EARLY: it is
+    launched while the one before still runs, and waits for that before it begins, or BESIDE it before it ends.
+    """
 
     BLOCK: int
     OVERHEAD: int
     REACH: int
     LISTED: bool
+    EARLY: bool = False
+    BESIDE: bool = False
 
 
 def with_rings(config: WalkConfig, problem: DecodeProblem, longest: int, processors: int | None) -> WalkConfig:
@@ -39,6 +49,40 @@ def with_rings(config: WalkConfig, problem: DecodeProblem, longest: int, process
             one = replace(one, schedule=replace(one.schedule, programs=PROGRAMS[ring.ROWS] * processors))
         walks.append(replace(one, ring=ring))
     return WalkConfig(tuple(walks))
+
+
+def on_hopper(config: WalkConfig, problem: DecodeProblem, longest: int, processors: int) -> WalkConfig:
+    """The walks of a call by Hopper's kernels, at the same time where they are two."""
+    return side_by_side(with_rings(config, problem, longest, processors), problem, processors)
+
+
+def side_by_side(config: WalkConfig, problem: DecodeProblem, processors: int) -> WalkConfig:
+    """Walks by the ring and by prefill tiles that run at the same time: programs that wait for memory beside others
+    that multiply. The first and the last share the processors; what is between them takes those that get done.
+    Unchanged where it is not these, or heads are so many that the processors have no parts to share.
+
+    >>> from kvlab.attention.attend_paged.config import AttendProblem, choose_walks
+    >>> problem = AttendProblem(64, 2108, 32, 8, 128, 128, itemsize=2, page_size=16, max_keys=32768, ragged=True)
+    >>> found = choose_walks(problem, 512, tiles=True, beside=True)
+    >>> found = side_by_side(with_rings(found, problem, 512, 132), problem, 132)
+    >>> [(one.tiles.BM, one.schedule.fewest, one.schedule.together) for one in found.walks], found.beside
+    ([(16, 1, 1), (32, 5, 1), (128, 9, 2)], True)
+    """
+    first, *between, second = config.walks if len(config.walks) > 1 else 2 * config.walks
+    if any(one.ring is None for one in (first, *between)) or not tiles_walk(second.schedule):
+        return config
+    a, b, heads = first.schedule, second.schedule, problem.kv_heads
+    together = max(n for n in (1, 2, 4) if n == 1 or (n <= b.together and n * heads * PARTS <= processors))
+    b = replace(b, together=together)
+    sharing = Sharing(
+        processors, a.most, b.fewest, b.rows, a.block, b.block, a.overhead, b.overhead, RATIO * together,
+        a.lanes(heads), b.lanes(heads), PROGRAMS[a.BM],
+    )
+    if sharing.most < 3:
+        return config
+    first = replace(first, schedule=replace(a, sharing=sharing))
+    tiles = replace(second.tiles, row_tiles=together)
+    return WalkConfig((first, *between, replace(second, tiles=tiles, schedule=replace(b, sharing=sharing))))
 
 
 def ring_walks(schedule: ScheduleConfig) -> bool:
@@ -82,6 +126,12 @@ def shared_bytes(C: HopperDecodeConstants) -> int:
 def tiles_walk(schedule: ScheduleConfig) -> bool:
     """Tells whether the items and key blocks of a list are tiles and blocks of Hopper's prefill kernel."""
     return (schedule.BM, schedule.block, schedule.unit) == (LARGE_ROWS, LARGE_BLOCK, 0)
+
+
+def tiles_take(problem: DecodeProblem) -> bool:
+    """Tells whether Hopper's prefill kernel has these sizes over a list."""
+    dims = problem.head_dim, problem.v_dim
+    return dims in HEAD_DIMS and max(dims) <= LIST_DEEPEST and problem.itemsize == 2 and problem.group in LIST_GROUPS
 
 
 def with_tiles(config: WalkConfig, problem: DecodeProblem, features: Features) -> WalkConfig:

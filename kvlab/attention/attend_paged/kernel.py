@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +50,7 @@ from kvlab.attention.schedule.kernel import launch as make_list
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx
 from kvlab.attention.tiles.kernel import load_tile as load_qv
 from kvlab.attention.tiles.strides import PageStrides, RowStrides, in_units, leading_strides
+from kvlab.triton_support.dependents import wait_for_launch_before
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import AttendProblem, Walk, WalkConfig, ragged_problem, register_limit, schedule_problem
@@ -309,12 +311,13 @@ def join(
     list_ptr, part_ptr, part_lse_ptr, seq_lens_ptr, cu_seqlens_ptr, o_ptr, lse_ptr, problem, o_strides, lse_strides,
     BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, FIXED: tl.constexpr, BM: tl.constexpr, TOGETHER: tl.constexpr,
     USED: tl.constexpr, LISTED: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Put BD columns of the partial results of one row of an item together: of that whose first part a team has done
-    last, with units of a fixed size of each; USED rows of a tile may exist.
+    last, with units of a fixed size of each; USED rows of a tile may exist. EARLY: launched while the walk still runs.
     """
     #: setup -> lse_parts    each part's lse, in the order of the keys
+    wait_for_launch_before(EARLY)  #- wait
     starts_ptr, firsts_ptr = list_ptr + problem.starts, list_ptr + problem.firsts  #- address
     team, lane_row, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lane = lane_row // USED
@@ -397,22 +400,36 @@ def launch(
         return out, lse
     problem = ragged_problem(q, k_cache, v_cache, block_table, cu_seqlens)
     arrays = q, *as_pairs(k_cache, v_cache), block_table, seq_lens, cu_seqlens
-    for i, one in enumerate(config.walks):
-        kept = None if again is None else again.setdefault(i, {})
-        if works is None:
-            listed = schedule_problem(problem, *f.mask.by_length)
-            (work,) = make_list(seq_lens, cu_seqlens, problem=listed, config=one.schedule, again=kept)
-        else:
-            work = works[i]
-        _launch_walk(one, (*arrays, work), (out, lse), problem, f, scale, kept)
+    kept = [None if again is None else again.setdefault(i, {}) for i in range(len(config.walks))]
+    beside = config.beside and q.is_cuda
+    early = q.is_cuda and len(config.walks) == 1 and config.walks[0].ring is not None
+    if works is None:
+        listed = schedule_problem(problem, *f.mask.by_length)
+        works = [
+            make_list(seq_lens, cu_seqlens, problem=listed, config=one.schedule, early=early, again=known)[0]
+            for one, known in zip(config.walks, kept, strict=True)
+        ]
+    launches = [
+        partial(_launch_walk, one, (*arrays, work), (out, lse), problem, f, scale, known, early, beside)
+        for one, work, known in zip(config.walks, works, kept, strict=True)
+    ]
+    if beside:  # the tiles first: each of their programs wants an SM for itself
+        joins = [launch_one() for launch_one in (launches[-1], *launches[:-1])]
+        for join_one in joins:
+            join_one()
+        return out, lse
+    for launch_one in launches:
+        launch_one()()
     return out, lse
 
 
 def _launch_walk(
     one: Walk, arrays: tuple[Any, ...], into: tuple[torch.Tensor, torch.Tensor],
-    problem: AttendProblem, f: Features, scale: float, again: Again,
-) -> None:
-    """Launch a walk over the list behind ``arrays``, and its join."""
+    problem: AttendProblem, f: Features, scale: float, again: Again, early: bool, beside: bool,
+) -> Callable[[], Any]:
+    """Launch a walk over the list behind ``arrays``: a function that launches its join. early : both begin while the
+    launch before still runs; beside : the walk of the ring does, and ends behind it.
+    """
     (q, k, v, block_table, seq_lens, cu_seqlens, work), (out, lse), tiles = arrays, into, one.tiles
     schedule, places = one.schedule, one.places(problem)
     part = out.new_empty((places, tiles.BM, problem.v_dim), dtype=torch.float32)
@@ -425,8 +442,7 @@ def _launch_walk(
         kernel, pointers = hopper.walk, hopper.pointers_of(one, arrays, written, f, again)
     joined = work, part, part_lse, seq_lens, cu_seqlens, out, lse
     if relaunched(kernel, pointers, again):
-        relaunched(join, joined, again)
-        return
+        return lambda: relaunched(join, joined, again)
     sizes = WalkSizes(
         problem.group, problem.tokens, problem.max_keys, schedule.lanes(problem.kv_heads), block_table.stride(0),
         seq_lens.stride(0), *list_parts(one.items(problem)), one.items(problem), *f.mask.by_length,
@@ -448,11 +464,15 @@ def _launch_walk(
         options = {"C": constants, "num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
         options |= register_limit(tiles, problem) if ptx else {}
     else:
-        numbers, options = hopper.numbers_of(one, arrays, into, sizes, f, scale, ragged=ragged, listed=listed)
+        when = {"early": early or beside, "beside": beside}
+        numbers, options = hopper.numbers_of(
+            one, arrays, into, sizes, f, scale, ragged=ragged, listed=listed, **when
+        )
     first_launch(kernel, one.grid(problem), pointers, again)(*numbers, **options)
     parts = one.parts(problem)
-    first_launch(join, one.join_grid(problem), joined, again)(
+    return lambda: first_launch(join, one.join_grid(problem), joined, again)(
         sizes, o_strides, lse_strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead,
         FIXED=schedule.unit, BM=tiles.BM, TOGETHER=schedule.together, USED=one.rows(problem), LISTED=listed,
         D=problem.v_dim, BD=piece_of(problem.v_dim), PARTS=parts, CHUNK=min(16, parts), num_warps=1,
+        EARLY=early, **({"launch_pdl": True} if early else {}),
     )

@@ -13,7 +13,6 @@ from kvlab.attention.features.intervals import UNLIMITED, host, window_interval
 from kvlab.attention.hopper.choice import machine_lacks
 from kvlab.attention.machines.gpu import target_of
 from kvlab.attention.mha_decode.config import DecodeProblem
-from kvlab.attention.mha_decode.hopper_config import ROWS as HOPPER_ROWS
 from kvlab.attention.schedule.config import (
     MOST_COST,
     MOST_UNITS,
@@ -28,7 +27,7 @@ from kvlab.common.torch_here import is_torch
 from kvlab.staging import ceildiv
 
 from .config import AttendProblem, Walk, WalkConfig, choose_walks, schedule_problem
-from .hopper_config import with_rings
+from .hopper_config import on_hopper, tiles_take
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +60,8 @@ def plan(
     head_dim, itemsize  elements of a row of K or V, the longer one, and their bytes: rows of a tile, and how many keys
                 the beginning of a unit takes as long as
     programs    that run at once; by default what the GPU, or an H100, has room for. On sm_90 they are those of Hopper's
-                kernel where it has the sizes: a layer whose features it lacks is slower with them by a fifth
+                kernel where it has the sizes: a layer whose features it lacks is slower with them by a fifth,
+                in a mixed batch by more
     unit        key blocks of a unit, counted from the first that its rows see, so that the cuts of a sequence depend on
                 its own length alone; by default units end where a program has its share. To look at: no call takes it
                 but that of batch_invariant
@@ -99,16 +99,18 @@ def plan(
     problem = AttendProblem(int(lengths.shape[0]), total, q_heads, kv_heads, *sizes, ragged=starts is not None)
     listed = schedule_problem(problem, interval.left, interval.right)
     if config is None:
-        given = {} if programs is None else {"programs": _positive("programs", programs)}
+        given: dict[str, Any] = {} if programs is None else {"programs": _positive("programs", programs)}
         given |= {} if unit is None else {"unit": _positive("unit", unit)}
         target = target_of(seq_lens, None)
+        hopper = on_gpu(seq_lens) and machine_lacks(seq_lens) is None
+        ring = hopper and (interval.left, interval.right) == (UNLIMITED, 0)
+        tiles = hopper and not batch_invariant and tiles_take(problem)
         walks = choose_walks(
             problem, longest, processors=target.processors, arch=target.arch, shared=target.shared,
-            batch_invariant=batch_invariant,
+            batch_invariant=batch_invariant, tiles=tiles, beside=ring and tiles,
         )
-        plain = (interval.left, interval.right) == (UNLIMITED, 0) and problem.group * longest <= HOPPER_ROWS
-        if on_gpu(seq_lens) and plain and machine_lacks(seq_lens) is None:
-            walks = with_rings(walks, problem, longest, target.processors)
+        if ring:
+            walks = on_hopper(walks, problem, longest, target.processors)
         configs = [replace(walk.schedule, **given) for walk in walks.walks]
     else:
         taken = [name for name, value in (("programs", programs), ("unit", unit)) if value is not None]

@@ -76,23 +76,22 @@ class PlannedCall(Call[Any]):
             return None
         return "a plan of other tiles"
 
-    def walks(self, problem: Any, longest: int, emulated: str | None, *, hopper: bool) -> Any:
+    def walks(self, problem: Any, longest: int, emulated: str | None, *, hopper: bool, tiles: bool = False) -> Any:
         """The configuration of the walks over sequences of up to so many new tokens; ``hopper``: by its kernel where
-        it walks them. ValueError for a plan of another call.
+        it walks them; ``tiles``: its prefill tiles walk those of many. ValueError for a plan of another call.
         """
-        features, target = self.features, target_of(self.arrays[0], emulated)
+        features, target, hoppers = self.features, target_of(self.arrays[0], emulated), f"{HOME}.hopper_config"
         machine = {"processors": target.processors, "arch": target.arch, "shared": target.shared}
         machine |= {"heavy": features.heavy, "biased": features.mask.bias is not None}
         machine |= {"batch_invariant": self.batch_invariant, "qv": features.qv is not None}
-        if self.schedule is None:
-            found = function_at(f"{HOME}.config:choose_walks")(problem, longest, **machine)
-        else:
+        if self.schedule is not None:
             function_at(f"{HOME}.step:check_plan")(self.schedule, problem, *features.mask.by_length)
             found = function_at(f"{HOME}.step:walks_of_plan")(self.schedule, problem, longest, **machine)
-        if not hopper:
-            return found
-        processors = target.processors if self.schedule is None else None
-        return function_at(f"{HOME}.hopper_config:with_rings")(found, problem, longest, processors)
+            return function_at(f"{hoppers}:with_rings")(found, problem, longest, None) if hopper else found
+        found = function_at(f"{HOME}.config:choose_walks")(
+            problem, longest, **machine, tiles=tiles, beside=hopper and tiles
+        )
+        return function_at(f"{hoppers}:on_hopper")(found, problem, longest, target.processors) if hopper else found
 
     def check_values(self) -> None:
         """See :class:`Call`: a plan was made of the lengths of the call."""

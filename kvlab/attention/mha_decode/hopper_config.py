@@ -104,8 +104,7 @@ def hopper_declined(problem: DecodeProblem) -> str | None:
     """Reason why "auto" takes the portable kernel all the same, None if it does not."""
     if problem.page_size % 16:
         return f"pages of {problem.page_size} tokens, whose boxes are many"
-    rows = problem.group * problem.tokens
-    return f"{rows} rows of a KV head: tiles of 32 have not been timed" if rows > ROWS else None
+    return None
 
 
 def choose_hopper(

@@ -21,13 +21,16 @@ from kvlab.attention.machines.gpu import machine
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.pages import DENSE, Sequences
 from kvlab.attention.tiles.strides import RowStrides
+from kvlab.triton_support.dependents import let_next_begin
 from kvlab.triton_support.launching import Again, first_launch, relaunched
+from kvlab.triton_support.twins import compiled
 
 from .config import PrefillProblem
 from .hopper_config import HopperPrefillConfig
 from .hopper_roles import consume, produce, transpose
 from .hopper_steps import in_pairs
 
+globals().update(compiled(gluon.jit, gl, let_next_begin.fn))
 SIZES = [
     "tiles", "row_tiles", "together", "batches", "steps", "heads", "group", "max_q", "max_k", "pages", "table_batch",
     "lse_batch", "lse_token", "room", "lens_batch",
@@ -41,6 +44,7 @@ def attend(
     group, max_q, max_k, pages, table_batch, lse_batch, lse_token, room, lens_batch, o_strides, C: gl.constexpr,
 ):
     """The program of one SM: shared memory, barriers, and its partitions."""
+    let_next_begin(C.TOGETHER > 0)  # as every program has its place
     COLS: gl.constexpr = 128 // C.ITEM
     LAYOUT: gl.constexpr = BOX8_LAYOUT if C.ITEM == 1 else BOX_LAYOUT
     q_box = gl.allocate_shared_memory(dq.dtype, [C.NQ * C.NC * C.D // COLS, 1, C.BM // C.PACK, C.PACK, COLS], LAYOUT)

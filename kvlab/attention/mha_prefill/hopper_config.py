@@ -36,10 +36,12 @@ SUPPORTED = (
 )
 LIST_SUPPORTED = (
     "bf16 or fp16, no mask but causal and windows, scores alike in all heads, head dimensions 64, 80, 96, 112 or 128, "
-    "a sequence that may have more than 64 rows, 1, 2, 4 .. 64 query heads to a KV head, scale > 0, pages of 16, "
+    "a sequence that may have more than 32 rows, 1, 2, 4 .. 64 query heads to a KV head, scale > 0, pages of 16, "
     "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes, "
     "without batch_invariant"
 )
+LIST_DEEPEST, LIST_GROUPS = 128, (1, 2, 4, 8, 16, 32, 64)
+"""The largest head dimension, and query heads to a KV head, of calls over a work list."""
 FIXED_ABOVE, FIXED_MOST = 56.0, 80.0
 """Scores of a softcap are bounded. Up to FIXED_MOST (in units of log2, softcap 55) a row's weights have one top, which
 its first block of keys decides: none weighs more than 2^FIXED_ABOVE, so that float32 holds their sums and those of V
@@ -247,9 +249,9 @@ def list_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     group = int(q.shape[2]) // int(k.shape[2])
     if is_fp8(q) or is_fp8(k):
         return f"dtype {dtype_of(k, 'k').name}"
-    if max(int(q.shape[3]), int(v.shape[3])) > 128:
+    if max(int(q.shape[3]), int(v.shape[3])) > LIST_DEEPEST:
         return f"head dimensions {q.shape[3]} of q and {v.shape[3]} of v"
-    if group not in (1, 2, 4, 8, 16, 32, 64):
+    if group not in LIST_GROUPS:
         return f"{group} query heads to a KV head"
     if differs_by_head(features):
         return "features that differ between the query heads of a KV head"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvlab.attention.features.intervals import UNLIMITED
 from kvlab.mirror.twin import Twin
@@ -21,6 +22,7 @@ TWINS = (
             "config.unit": "UNIT",
             "config.fewest": "fewest",
             "config.most": "most",
+            "config.sharing": "sharing",
             "fields": "list_ptr",
             "starts": "starts_ptr",
             "sequences": "sequences_ptr",
@@ -62,6 +64,39 @@ class ScheduleProblem:
     right: int = 0
 
 
+class Sharing(NamedTuple):
+    """Two lists that are walked at the same time, each by processors of its own, as many as its share of the work asks
+    for: small items, whose programs wait for memory, beside large ones, whose programs multiply.
+
+    processors  that both have
+    few, many   new tokens up to which a sequence is in the first list, and from which on in the second
+    rows        of an item of the second
+    block, wide_block   keys of a key block of either
+    overhead, wide_overhead   key blocks that the beginning of an item of either takes as long as
+    ratio       key blocks of an item of the first that one of the second takes as long as, on as many processors
+    lanes, wide_lanes   programs of a team of either
+    room        programs of the first that a processor has room for; of the second one
+    """
+
+    processors: int
+    few: int
+    many: int
+    rows: int
+    block: int
+    wide_block: int
+    overhead: int
+    wide_overhead: int
+    ratio: int
+    lanes: int
+    wide_lanes: int
+    room: int
+
+    @property
+    def most(self) -> int:
+        """Teams of the second list, where one of the first has room beside them."""
+        return (self.processors - -(-self.lanes // self.room)) // self.wide_lanes
+
+
 @dataclass(frozen=True)
 class ScheduleConfig:
     """Cut of the units, and the number of programs that share them.
@@ -74,6 +109,7 @@ class ScheduleConfig:
     least     key blocks, overhead among them, that a team takes at least
     unit      key blocks of a unit, counted from the item's first; 0: units end where a team has its share
     fewest, most  new tokens of the sequences that are in the list
+    sharing   None, or how the processors are shared with another list: some teams then have nothing to do
 
     >>> config = ScheduleConfig(programs=396)
     >>> config.lanes(8), config.teams(8), config.grid(8)
@@ -90,6 +126,7 @@ class ScheduleConfig:
     fewest: int = 1
     most: int = UNLIMITED
     num_warps: int = 4
+    sharing: Sharing | None = None
 
     @property
     def reach(self) -> int:

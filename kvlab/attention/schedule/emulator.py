@@ -10,7 +10,7 @@ from kvlab.attention.features.intervals import key_count, key_range
 from kvlab.attention.tiles.masked import load, store
 from kvlab.staging import ceildiv
 
-from .config import HEAD, MOST_UNITS, ScheduleConfig, ScheduleProblem, halvings, list_parts, wide
+from .config import HEAD, MOST_UNITS, ScheduleConfig, ScheduleProblem, Sharing, halvings, list_parts, wide
 
 Array = np.ndarray[Any, Any]
 
@@ -51,6 +51,27 @@ def new_tokens_of(cu_seqlens: Array | None, batch: Array, tokens: int, inside: A
     return count
 
 
+def work_of(num_keys: Array, new: Array, inside: Array, group: int, sharing: Sharing) -> tuple[int, int]:
+    """(few, many): key blocks of the sequences of the first of two lists, and of the items of the second, together."""
+    few = ceildiv(num_keys, sharing.block) + sharing.overhead
+    many = ceildiv(new * group, sharing.rows) * (ceildiv(num_keys, sharing.wide_block) + sharing.wide_overhead)
+    few = np.where(inside & (new > 0) & (new <= sharing.few), few, 0)
+    return np.sum(few), np.sum(np.where(inside & (new >= sharing.many), many, 0))
+
+
+def teams_at_work(few: Any, many: Any, fewest: int, most_wide: int, sharing: Sharing) -> int:
+    """Teams of a list that have a share, beside another list: the second's so many of the processors as its part of
+    all work is, ``most_wide`` at most; the first's on the others.
+    """
+    both = max(int(many) * sharing.ratio + int(few), 1)
+    asked = 2 * int(many) * sharing.ratio * sharing.processors + both * sharing.wide_lanes
+    wide_teams = min(max(asked // (2 * both * sharing.wide_lanes), 1), most_wide)
+    wide_teams = sharing.processors // sharing.wide_lanes if few == 0 else wide_teams
+    wide_teams = 0 if many == 0 else wide_teams
+    teams = (sharing.processors - wide_teams * sharing.wide_lanes) * sharing.room // sharing.lanes
+    return max(wide_teams if fewest > sharing.few else teams, 1)
+
+
 def work_list(
     seq_lens: Array, cu_seqlens: Array | None, list_array: Array, problem: ScheduleProblem, config: ScheduleConfig
 ) -> None:
@@ -63,7 +84,11 @@ def work_list(
     HALVINGS = halvings(config.most_items(problem))  #- launch
     parts = list_parts(config.most_items(problem))  #- address
     fields, starts, sequences, tiles, firsts = (list_array[at:] for at in (0, *parts))  #- address
+    sharing = config.sharing  #- launch
+    most_wide = 0 if sharing is None else sharing.most  #- launch
     items = np.int32(0)
+    few_work = np.int32(0)
+    many_work = np.int32(0)
     for at in range(0, batches, WIDE):
         #: sequences -> count, place, items, longest    the items of these sequences and their places in the list
         batch = at + np.arange(WIDE, dtype=np.int32)
@@ -75,6 +100,10 @@ def work_list(
         place = np.cumsum(count) - count + items
         items = items + np.sum(count)
         longest = np.max(count)
+        if sharing is not None:
+            few, many = work_of(num_keys, new, inside, group, sharing)
+            few_work = few_work + few
+            many_work = many_work + many
         for item in range(longest):
             #: cost    of the item-th item of each: its key blocks, and what its units' beginnings cost; 1 without a key
             exists = item < count
@@ -93,7 +122,10 @@ def work_list(
         store(starts, (index,), np.cumsum(cost) - cost + total, mask=there)
         total = total + np.sum(cost)
     #: share -> share    what a team takes
-    share = np.maximum(ceildiv(total, teams), least)
+    at_work = teams
+    if sharing is not None:
+        at_work = np.minimum(teams_at_work(few_work, many_work, config.fewest, most_wide, sharing), teams)
+    share = np.maximum(ceildiv(total, at_work), least)
     field = np.arange(HEAD)
     value = np.where(field == 0, share, np.where(field == 1, total, np.where(field == 2, items, 0)))
     store(fields, (field,), value, mask=field < HEAD)

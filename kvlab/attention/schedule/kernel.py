@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.features.kernel import key_count, key_range
+from kvlab.triton_support.dependents import let_next_begin
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import HEAD as _HEAD
@@ -56,19 +57,47 @@ def new_tokens_of(cu_seqlens_ptr, batch, tokens, inside, CUMULATIVE: tl.constexp
 
 
 @triton.jit
+def work_of(num_keys, new, inside, group, sharing):
+    """(few, many): key blocks of the sequences of the first of two lists, and of the items of the second, together."""
+    few = tl.cdiv(num_keys, sharing.block) + sharing.overhead
+    many = tl.cdiv(new * group, sharing.rows) * (tl.cdiv(num_keys, sharing.wide_block) + sharing.wide_overhead)
+    few = tl.where(inside & (new > 0) & (new <= sharing.few), few, 0)
+    return tl.sum(few, 0), tl.sum(tl.where(inside & (new >= sharing.many), many, 0), 0)
+
+
+@triton.jit
+def teams_at_work(few, many, fewest, most_wide, sharing):
+    """Teams of a list that have a share, beside another list: the second's so many of the processors as its part of
+    all work is, ``most_wide`` at most; the first's on the others.
+    """
+    both = tl.maximum(tl.cast(many, tl.int64) * sharing.ratio + few, 1)
+    asked = 2 * tl.cast(many, tl.int64) * sharing.ratio * sharing.processors + both * sharing.wide_lanes
+    wide_teams = tl.minimum(tl.maximum(asked // (2 * both * sharing.wide_lanes), 1), most_wide)
+    wide_teams = tl.where(few == 0, sharing.processors // sharing.wide_lanes, wide_teams)
+    wide_teams = tl.where(many == 0, 0, wide_teams).to(tl.int32)
+    teams = (sharing.processors - wide_teams * sharing.wide_lanes) * sharing.room // sharing.lanes
+    return tl.maximum(tl.where(fewest > sharing.few, wide_teams, teams), 1)
+
+
+@triton.jit
 def work_list(
     seq_lens_ptr, cu_seqlens_ptr, list_ptr, seq_lens_batch, batches, most_items, max_keys, tokens, fewest, most, group,
-    left, right, teams, least,
+    left, right, teams, least, sharing, most_wide,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, UNIT: tl.constexpr, CUMULATIVE: tl.constexpr,
-    WIDE: tl.constexpr, HALVINGS: tl.constexpr,
+    WIDE: tl.constexpr, HALVINGS: tl.constexpr, EARLY: tl.constexpr,
 ):
-    """Write the work list of a step: which items there are, what they cost, and where each team begins."""
+    """Write the work list of a step: which items there are, what they cost, and where each team begins. EARLY: the
+    launch behind this one begins meanwhile.
+    """
     #: setup -> items    where the parts of the list lie; no item yet
+    let_next_begin(EARLY)  #- wait
     starts_ptr = list_ptr + HEAD  #- address
     sequences_ptr = starts_ptr + most_items + 1  #- address
     tiles_ptr = sequences_ptr + most_items  #- address
     firsts_ptr = tiles_ptr + most_items  #- address
     items = 0
+    few_work = 0
+    many_work = 0
     for at in range(0, batches, WIDE):
         #: sequences -> count, place, items, longest    the items of these sequences and their places in the list
         batch = at + tl.arange(0, WIDE)
@@ -80,6 +109,10 @@ def work_list(
         place = tl.cumsum(count, 0) - count + items
         items = items + tl.sum(count, 0)
         longest = tl.max(count, 0)
+        if sharing is not None:
+            few, many = work_of(num_keys, new, inside, group, sharing)
+            few_work = few_work + few
+            many_work = many_work + many
         for item in range(longest):
             #: cost    of the item-th item of each: its key blocks, and what its units' beginnings cost; 1 without a key
             exists = item < count
@@ -99,7 +132,10 @@ def work_list(
         tl.store(starts_ptr + index, tl.cumsum(cost, 0) - cost + total, mask=there)
         total = total + tl.sum(cost, 0)
     #: share -> share    what a team takes
-    share = tl.maximum(tl.cdiv(total, teams), least)
+    at_work = teams
+    if sharing is not None:
+        at_work = tl.minimum(teams_at_work(few_work, many_work, fewest, most_wide, sharing), teams)
+    share = tl.maximum(tl.cdiv(total, at_work), least)
     field = tl.arange(0, HEAD)
     value = tl.where(field == 0, share, tl.where(field == 1, total, tl.where(field == 2, items, 0)))
     tl.store(list_ptr + field, value, mask=field < HEAD)
@@ -137,7 +173,7 @@ def team_items(list_ptr, starts_ptr, firsts_ptr, team, REACH: tl.constexpr):
 
 def launch(
     seq_lens: torch.Tensor, cu_seqlens: torch.Tensor | None = None, *, problem: ScheduleProblem,
-    config: ScheduleConfig, out: torch.Tensor | None = None, again: Again = None,
+    config: ScheduleConfig, out: torch.Tensor | None = None, early: bool = False, again: Again = None,
 ) -> tuple[torch.Tensor]:
     """Run the kernel on lengths ``[B]`` and, or None, ``cu_seqlens [B + 1]``: the list, int32. The arguments are valid;
     ``again`` as of :mod:`kvlab.triton_support.launching`. Nothing waits for the GPU.
@@ -149,8 +185,9 @@ def launch(
         first_launch(work_list, (1,), pointers, again)(
             seq_lens.stride(0), problem.batch, config.most_items(problem), problem.max_keys, problem.tokens,
             config.fewest, config.most, problem.group, problem.left, problem.right, config.teams(problem.kv_heads),
-            config.least, ROWS=config.rows, BLOCK=config.block, OVERHEAD=config.overhead, UNIT=config.unit,
-            CUMULATIVE=cu_seqlens is not None, WIDE=wide(problem.batch),
-            HALVINGS=halvings(config.most_items(problem)), num_warps=config.num_warps,
+            config.least, config.sharing, 0 if config.sharing is None else config.sharing.most, ROWS=config.rows,
+            BLOCK=config.block, OVERHEAD=config.overhead, UNIT=config.unit, CUMULATIVE=cu_seqlens is not None,
+            WIDE=wide(problem.batch), HALVINGS=halvings(config.most_items(problem)),
+            EARLY=early, num_warps=config.num_warps,
         )
     return (out,)

@@ -198,8 +198,11 @@ class Schedule(Drawn):
 
     @property
     def busiest(self) -> float:
-        """Work of the busiest program, over the mean of all; 1 where there is nothing to do."""
-        mean = self.costs.mean()
+        """Work of the busiest program, over the mean of all, beside another list of all that have a share; 1 where
+        there is nothing to do.
+        """
+        teams = self.teams if self.config.sharing is None else -(-self.total // self.share)
+        mean = self.costs[: max(teams, 1) * self.config.lanes(self.problem.kv_heads)].mean()
         return float(self.costs.max() / mean) if mean else 1.0
 
     def order_of(self, sequence: int, tile: int = 0) -> Array:

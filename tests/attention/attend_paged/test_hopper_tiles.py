@@ -4,6 +4,7 @@ yardsticks, on the portable walk of the same list, and on what the compiler make
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,15 +74,19 @@ def test_programs_and_tiles_side_by_side_change_no_more_than_the_order_of_sums()
             assert_accurate(x, out[0], lse[0])
 
 
+RING = "the ring alone"
+
+
 @pytest.mark.parametrize("changes, words", [
     ({}, None),
-    ({"heads": (6, 2)}, "3 query heads to a KV head"),
+    ({"heads": (6, 2)}, RING),
+    ({"heads": (66, 2)}, "33 query heads to a KV head"),
     ({"D": 96, "sinks": True}, None),
     ({"D": 192}, "head dimensions 192 of q and 192 of v"),
     ({"D": 72}, "head dimensions 72 of q and 72 of v"),
     ({"temperature": True}, "features that differ between the query heads of a KV head"),
     ({"kv": "fp8"}, "dtype float8_e4m3fn"),
-    ({"page": 48}, "page size 48"),
+    ({"page": 48}, RING),
     ({"alibi": "head"}, "features that differ"),
     ({"batch_invariant": True}, "batch_invariant=True"),
 ])
@@ -91,8 +96,10 @@ def test_when_it_is_taken(changes: dict[str, Any], words: str | None, monkeypatc
     _, arrays, options = x.arguments("cpu")
     as_if_on(monkeypatch, "sm_90")
     found = explain(attend_paged, *arrays, **options | more, max_seqlen_q=max(n for n, _ in x.case.lens))
-    assert found.backend == ("hopper" if words is None else "triton")
-    assert (words or "torch tensors on sm_90") in found.reason
+    taken = words in (None, RING)
+    assert found.backend == ("hopper" if taken else "triton")
+    assert ("torch tensors on sm_90" if taken else words or "") in found.reason
+    assert (found.config.walks[0].ring is not None) == (taken and x.case.D == 64)
     assert any(walk.wide for walk in found.config.walks) == (words is None)
 
 
@@ -101,11 +108,39 @@ def test_tiles_of_short_sequences_are_not_walked_side_by_side() -> None:
     for keys, longest, together in ((300, 300, 1), (30_000, 300, 4), (30_000, 64, 2)):
         problem = AttendProblem(64, 4096, 32, 8, 128, 128, 2, 16, keys, ragged=True)
         own = [walk.schedule for walk in choose_walks(problem, longest).walks]
-        assert own[1].together == together
+        assert own[-1].together == together
         starts = np.array([0, *range(64, 4096, 64), 4096])
         step = plan((np.full(64, min(keys, 300)), keys), (starts, 4096, longest), q_heads=32, kv_heads=8)
         assert [one.config for one in step.walks] == own
-        assert list(map(tiles_walk, own)) == [False, True]
+        assert list(map(tiles_walk, own)) == [False, True][-len(own) :]
+
+
+MIXED = paged((40, 300), (1, 900), (0, 17), (4, 70), (5, 40), (1, 0), (12, 12), (200, 260), heads=(8, 2), D=128)
+
+
+def test_mixed_batches_share_the_processors() -> None:
+    """Up to 32 rows by the ring, the others by tiles, over NaN, by programs that find room at once."""
+    x = MIXED.build()
+    _, arrays, options = x.arguments()
+    told = explain(attend_paged, *arrays, **options, backend="hopper")
+    few, between, many = told.config.walks
+    assert told.config.beside
+    assert (few.ring.ROWS, few.schedule.most, between.ring.ROWS) == (16, 4, 32)
+    assert (many.wide.PACK, many.schedule.fewest) == (4, 9)
+    busy = [len(np.unique(one.units["program"])) for one in told.schedule.walks]
+    assert busy[0] / 2 + busy[2] <= 132
+    out = np.full_like(arrays[0], np.nan)
+    assert_accurate(x, *attend_paged(*arrays, **options, backend="hopper", out=out, return_lse=True))
+
+
+@pytest.mark.parametrize("tokens, rows, walks", [(8, 32, 1), (9, 128, 1), (16, 128, 1), (128, 128, 1)])
+def test_chunks_of_one_length_have_one_walk(tokens: int, rows: int, walks: int) -> None:
+    """Law: no sequence is left for another list."""
+    problem = AttendProblem(16, 16 * tokens, 32, 8, 128, 128, 2, 16, 8192, ragged=True)
+    found = choose_walks(problem, tokens, tiles=True).walks
+    assert [one.tiles.BM for one in found] == [rows] * walks
+    mixed = choose_walks(replace(problem, tokens=16 * tokens - 1), tokens, tiles=True).walks
+    assert [one.tiles.BM for one in mixed] == ([rows] if tokens == 8 else [32, rows])
 
 
 MATRIX = [

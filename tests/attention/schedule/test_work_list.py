@@ -16,6 +16,7 @@ from seeded_faults import is_found
 from kvlab.attention import plan
 from kvlab.attention.features.intervals import UNLIMITED
 from kvlab.attention.schedule import ScheduleConfig, ScheduleProblem, emulator
+from kvlab.attention.schedule.config import Sharing
 from kvlab.common.arrays import to_torch
 from kvlab.mirror import check
 from kvlab.triton_support import child
@@ -30,11 +31,13 @@ def test_the_twins_mirror_each_other() -> None:
 
 
 @pytest.mark.parametrize("fault", [
-    ("kernel", "tl.maximum(tl.cdiv(total, teams), least)", "tl.maximum(tl.cdiv(total, least), teams)"),
+    ("kernel", "tl.maximum(tl.cdiv(total, at_work), least)", "tl.maximum(tl.cdiv(total, least), at_work)"),
     ("emulator", "np.cumsum(count) - count + items", "np.cumsum(count) - items + count"),
     ("kernel", "there & (start <= place)", "there & (start < place)"),
     ("emulator", "row + ROWS, tokens * group) - 1", "row + ROWS, tokens * group)"),
-], ids=["share", "place", "first", "last row"])
+    ("kernel", "sharing.room // sharing.lanes", "sharing.lanes // sharing.room"),
+    ("emulator", "new <= sharing.few", "new < sharing.few"),
+], ids=["share", "place", "first", "last row", "teams beside others", "work of few"])
 def test_a_seeded_fault_is_found(fault: tuple[str, str, str]) -> None:
     assert is_found("schedule", "work_list", *fault)
 
@@ -50,10 +53,14 @@ def case(seed: int) -> tuple[np.ndarray, np.ndarray | None, ScheduleProblem, Sch
     cu_seqlens = np.concatenate([[0], np.cumsum(np.minimum(new, lens))]).astype(np.int32) if cumulative else None
     most, left, right = rnd.choice([4096, UNLIMITED]), rnd.choice([UNLIMITED, 100]), rnd.choice([0, 7])
     problem = ScheduleProblem(batch, tokens, rnd.choice([1, 3, 8]), kv_heads, most, cumulative, left, right)
-    config = ScheduleConfig(
+    sizes = (
         rnd.randint(1, 3000), rnd.choice([16, 128]), rnd.choice([1, 3]), rnd.choice([16, 64]), rnd.randint(0, 5),
         rnd.randint(1, 30), rnd.choice([0, 2, 50]), *rnd.choice([(1, UNLIMITED), (2, 40)]),
     )
+    lanes, wide = kv_heads, rnd.choice([1, 4]) * kv_heads
+    ratio, room = rnd.choice([1, 14, 56]), rnd.choice([1, 2])
+    sharing = Sharing(rnd.choice([5, 132]), 4, 9, 128, 16, 128, 4, 1, ratio, lanes, wide, room)
+    config = ScheduleConfig(*sizes, sharing=rnd.choice([None, sharing]))
     return lens.astype(rnd.choice([np.int32, np.int64])), cu_seqlens, problem, config
 
 
@@ -76,6 +83,35 @@ def test_the_kernel_makes_the_list_of_its_twin(seed: int) -> None:
     assert len(parts[4]) == teams + 1
     assert np.array_equal(made.numpy()[used], expected[used])
     assert (np.delete(made.numpy(), used) == 7).all()
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8, 16, 32])
+def test_two_lists_share_the_processors(kv_heads: int) -> None:
+    """Laws: programs with work find room on the processors at once; the parts are as the work is, up to a team and what
+    tiles do not see; a list that has all the work has all the processors.
+    """
+    rnd = random.Random(kv_heads)
+    problem = ScheduleProblem(40, 0, 4, kv_heads, cumulative=True)
+    lanes, wide = kv_heads, kv_heads * (2 if kv_heads <= 8 else 1)
+    sharing = Sharing(132, 4, 5, 128 * wide // lanes, 16, 128, 4, 1, 14 * wide // lanes, lanes, wide, 2)
+    configs = (
+        ScheduleConfig(264, most=4, sharing=sharing),
+        ScheduleConfig(132, 128, wide // lanes, 128, 1, 2, fewest=5, sharing=sharing),
+    )
+    for chunks in (0, 1, 2, 9, 39, 40):
+        new = np.array([rnd.randint(100, 900)] * chunks + [1] * (40 - chunks))
+        lens = new + np.array([rnd.randint(0, 9000) for _ in new])
+        starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+        sizes = replace(problem, tokens=int(new.sum()))
+        lists = [emulator.launch(lens, starts, problem=sizes, config=config)[0] for config in configs]
+        few, many = (-(-int(made[1]) // int(made[0])) for made in lists)
+        assert -(-few * lanes // 2) + many * wide <= 132
+        if chunks in (0, 40):
+            made, config = lists[chunks > 0], configs[chunks > 0]
+            assert made[0] == max(-(-int(made[1]) // config.teams(kv_heads)), config.least)
+            continue
+        work = [int(made[1]) * times for made, times in zip(lists, (1, sharing.ratio), strict=True)]
+        assert abs(many * wide - 132 * work[1] / sum(work)) <= wide + 6 or many in (1, sharing.most)
 
 
 def test_each_team_begins_where_its_first_unit_is() -> None:

@@ -200,6 +200,6 @@ def launch(
     first_launch(join, config.join_grid(sizes), joined, again)(
         counts, o_strides, lse_strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead, FIXED=schedule.unit,
         BM=tiles.BM, TOGETHER=schedule.together, USED=config.rows(sizes), LISTED=listed, D=problem.latent,
-        BD=piece_of(problem.latent), PARTS=parts, CHUNK=min(16, parts), num_warps=1,
+        BD=piece_of(problem.latent), PARTS=parts, CHUNK=min(16, parts), EARLY=False, num_warps=1,
     )
     return out, lse

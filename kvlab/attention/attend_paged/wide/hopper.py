@@ -37,7 +37,7 @@ def pointers_of(
 
 def numbers_of(
     one: Walk, arrays: tuple[Any, ...], into: tuple[torch.Tensor, torch.Tensor], sizes: WalkSizes, f: Features,
-    scale: float, *, ragged: bool, listed: bool,
+    scale: float, *, ragged: bool, listed: bool, early: bool, beside: bool,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments behind the pointers: numbers, and constants and options by name."""
     (q, k), (out, lse) = arrays[:2], into

@@ -92,7 +92,7 @@ RING = "the ring alone"
 ])
 def test_when_it_is_taken(changes: dict[str, Any], words: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     more = {name: changes.pop(name) for name in ["batch_invariant"] if name in (changes := dict(changes))}
-    x = Case(**{"lens": ((90, 200), (1, 40)), "form": "paged", "heads": (8, 2)} | changes).build()
+    x = Case(**{"lens": ((90, 600), (1, 40)), "form": "paged", "heads": (8, 2)} | changes).build()
     _, arrays, options = x.arguments("cpu")
     as_if_on(monkeypatch, "sm_90")
     found = explain(attend_paged, *arrays, **options | more, max_seqlen_q=max(n for n, _ in x.case.lens))
@@ -133,14 +133,18 @@ def test_mixed_batches_share_the_processors() -> None:
     assert_accurate(x, *attend_paged(*arrays, **options, backend="hopper", out=out, return_lse=True))
 
 
-@pytest.mark.parametrize("tokens, rows, walks", [(8, 32, 1), (9, 128, 1), (16, 128, 1), (128, 128, 1)])
-def test_chunks_of_one_length_have_one_walk(tokens: int, rows: int, walks: int) -> None:
-    """Law: no sequence is left for another list."""
+@pytest.mark.parametrize("tokens, rows", [(8, 32), (9, 128), (16, 128), (128, 128)])
+def test_chunks_of_one_length_have_one_walk(tokens: int, rows: int) -> None:
+    """Law: no sequence is left for another list, nor where there are few keys."""
     problem = AttendProblem(16, 16 * tokens, 32, 8, 128, 128, 2, 16, 8192, ragged=True)
-    found = choose_walks(problem, tokens, tiles=True).walks
-    assert [one.tiles.BM for one in found] == [rows] * walks
-    mixed = choose_walks(replace(problem, tokens=16 * tokens - 1), tokens, tiles=True).walks
-    assert [one.tiles.BM for one in mixed] == ([rows] if tokens == 8 else [32, rows])
+    mixed = replace(problem, tokens=16 * tokens - 1)
+    others = [] if tokens == 8 else [16, 32]
+    for sizes, expected in ((problem, [rows]), (mixed, [*others, rows]), (replace(mixed, max_keys=512), [rows])):
+        found = choose_walks(sizes, tokens, tiles=True, beside=True).walks
+        assert [one.tiles.BM for one in found] == expected
+        covered = [n for one in found for n in (one.schedule.fewest, one.schedule.most)]
+        assert covered[0] == 1
+        assert [n + 1 for n in covered[1:-1:2]] == covered[2::2]
 
 
 MATRIX = [

@@ -84,7 +84,7 @@ RING = "the ring alone"
     ({"D": 96, "sinks": True}, None),
     ({"D": 192}, "head dimensions 192 of q and 192 of v"),
     ({"D": 72}, "head dimensions 72 of q and 72 of v"),
-    ({"temperature": True}, "features that differ between the query heads of a KV head"),
+    ({"temperature": True}, RING),
     ({"kv": "fp8"}, "dtype float8_e4m3fn"),
     ({"page": 48}, RING),
     ({"alibi": "head"}, "features that differ"),

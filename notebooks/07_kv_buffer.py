@@ -245,7 +245,7 @@ picture
 # barrier can be left out; the first byte that goes wrong turns red, and the missing wait is named.
 
 # %%
-def ring(stages, ahead, wait, tiles=4):
+def pipeline(stages, ahead, wait, tiles=4):
     """A loop over tiles of 1 KiB in so many stages, `ahead` of which are on their way before the first is read."""
 
     def program(memory, hazards):
@@ -267,7 +267,7 @@ def ring(stages, ahead, wait, tiles=4):
     return Pipeline(program, nbytes=stages * 1024, warps=4)
 
 
-explore(ring(stages=2, ahead=2, wait=1))
+explore(pipeline(stages=2, ahead=2, wait=1))
 
 # %% [markdown]
 # ## Debug: a ring of three stages
@@ -276,7 +276,7 @@ explore(ring(stages=2, ahead=2, wait=1))
 # that all warps have left. The author waits until at most two copies are in flight, "because there are two":
 
 # %%
-print(ring(stages=3, ahead=2, wait=2).run().fault)
+print(str(pipeline(stages=3, ahead=2, wait=2).run().fault).partition(";")[0])
 
 # %% [markdown]
 # **Question 3.** How many copies may be in flight behind the wait? Give the largest number that is right.

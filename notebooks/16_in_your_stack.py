@@ -240,8 +240,8 @@ ask("16.nbytes", nbytes)
 # %%
 sys.path.insert(0, "../examples")
 server, requests = importlib.import_module("serve_smollm2").main(
-    ["--device=cpu", "--backend=emulator", "--layers=1", "--vocabulary=256", "--requests=6", "--slots=4", "--new-tokens=12",
-     "--pages=10"]
+    ["--device=cpu", "--backend=emulator", "--layers=1", "--vocabulary=256", "--requests=6", "--slots=4", "--new-tokens=8",
+     "--pages=9"]
 )
 again = [request.number for request in requests if len(request.spans) > 1]
 print("computed anew:", again)

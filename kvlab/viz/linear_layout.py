@@ -367,7 +367,10 @@ def _bit_matrix(layout: Any, title: str | None, caption: str | None) -> Picture:
     rows = [(axis, name, bit) for axis, (name, size) in enumerate(layout.out_dims.items())
             for bit in range(size.bit_length() - 1)]
     wide = max(14.0, min(30.0, (WIDTH - NAME) // max(len(columns), 1)))
-    right, below = NAME + wide * len(columns), HEADER + tall * len(rows)
+    right, below, left = NAME, HEADER + tall * len(rows), []
+    for name, vectors in layout.bases.items():  # room for the name of each dimension
+        left += [right + wide * bit for bit in range(len(vectors))]
+        right += max(wide * len(vectors), text_width(name, 11) + 12) if vectors else 0
     canvas.text(NAME - 8, 10, "index", size=10, anchor="end", opacity=QUIET)
     for line, (_, name, bit) in enumerate(rows):
         y, of = HEADER + tall * line, f"{name} " * (bit == 0)
@@ -375,7 +378,7 @@ def _bit_matrix(layout: Any, title: str | None, caption: str | None) -> Picture:
         if of:
             canvas.line(0, y, right, y, opacity=0.5)
     for number, (name, bit, vector) in enumerate(columns):
-        x, copy = NAME + wide * number, not any(vector)
+        x, copy = left[number], not any(vector)
         canvas.text(x + wide / 2, HEADER - 6, str(1 << bit), size=10, anchor="middle", opacity=QUIET)
         words = f"{name} {1 << bit} -> {_vector(list(vector))}{': a copy at the same place' * copy}"
         for line, (axis, _, at) in enumerate(rows):

@@ -142,7 +142,7 @@ right = DecodeStreamingKVBuffer(unswizzled_groups, pool128.get_key_cache(0), 0, 
 truth = 'None' if right.matrix_order else ''
 """,
         "07.wait": """
-truth = next(n for n in (3, 2, 1, 0) if ring(stages=3, ahead=2, wait=n).run().fault is None)
+truth = next(n for n in (3, 2, 1, 0) if pipeline(stages=3, ahead=2, wait=n).run().fault is None)
 """,
         "07.who": """
 truth = met.later.warp

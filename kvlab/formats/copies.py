@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -174,18 +175,18 @@ class StridedCopy:
                 at = max(at - 1, 0)
         return tuple(left)
 
-    @property
+    @cached_property
     def moves(self) -> bool:
         """Tells whether anything changes its place."""
         apart = any(digit.source != digit.target for digit in self.digits)
         return apart or self.source != self.target or not np.array_equal(*self.table)
 
-    @property
+    @cached_property
     def times(self) -> int:
         """Number of runs."""
         return math.prod(digit.size for digit in self.digits) * self.table.shape[1]
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """Tells whether all are of whole bytes."""
         steps = [step for digit in self.digits for step in digit[1:]]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from any_formats import any_format
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvlab.formats import CATALOGUE, Format, agree, convert, identify, known_format, markers
 from kvlab.formats.field import AXES
@@ -84,8 +84,8 @@ def test_one_format_in_two_writings_agrees(one: str, other: str) -> None:
     assert not convert(a, b).moved
 
 
-def planted() -> list[tuple[str, str, str]]:
-    """(writer, reader, kind): 40 and more formats next to one that differs in one thing."""
+def planted() -> dict[str, tuple[str, str, str]]:
+    """What differs -> (writer, reader, kind of the answer): 40 and more formats beside one that differs."""
     row = "layer:2 page:2 slot:16 (dim:512 latent.e4m3, dim/128:4 latent_scale.f32, dim:64 rope.bf16)"
     v4 = ("page:2 (slot:16 (dim:448 latent.e4m3, dim:64 rope.bf16), slot:16 (dim/64:7 latent_scale.e8m0, pad:1))%576")
     fp4 = "page:2 head:2 (slot:16 dim:64 v.e2m1, slot/4:4 dim/16:4 slot:4 v_scale.e4m3)"
@@ -95,60 +95,95 @@ def planted() -> list[tuple[str, str, str]]:
     asym = "page:2 head:2 slot:16 (dim:64 k.u4, k_scale.f16, k_min.f16)"
     order = [" ".join(axes) + " dim:64 kv.bf16" for axes in itertools.permutations(
         ("layer:2", "page:4", "kv:2", "slot:16", "head:4"))]
-    out = [(nhd, other, "place") for other in order[1:16]]  # order of axes; order[0] is nhd
-    out += [
-        (nhd, nhd.replace("head:4", "head:2 copy:2"), "extent"),
-        (nhd.replace("head:4", "head:4 copy:2"), nhd, "copies"),  # head replication
-        (nhd.replace("head:4", "copy:2 head:4"), nhd.replace("head:4", "head:4 copy:2"), "place"),
-        (nhd, nhd.replace("kv:2 ", "-kv:2 "), "field"),
-        (nhd, f"(pad:256, {nhd})", "place"),  # page offset
-        (nhd, f"({nhd.replace('page:4', 'page:3')}, pad:65536)", "extent"),
-        (nhd, nhd.replace("page:4 kv", "page:4@33024 kv"), "place"),
-        (nhd, nhd.replace("page:4", "-page:4"), "place"),
-        (nhd, nhd.replace("dim:64", "dim/32:2 -dim:32"), "place"),
-        (nhd, nhd.replace("dim:64", "dim:32 dim/32:2"), "place"),
-        (nhd, nhd.replace("bf16", "f16"), "type"),
-        (row, row.replace("latent_scale.f32, dim:64 rope.bf16", "latent_scale.f32, pad:16, dim:64 rope.bf16"), "place"),
-        (row, row.replace("dim/128:4 latent_scale.f32, dim:64 rope.bf16", "dim:64 rope.bf16, dim/128:4 "
-                          "latent_scale.f32"), "place"),
-        (row, row.replace("dim/128:4", "dim/256:2 dim/128:2").replace("dim/256:2 dim/128:2", "dim/128:2 dim/256:2"),
-         "place"),  # scale order
-        (row, row.replace("dim/128:4", "dim/64:8"), "group"),
-        (row, row.replace("dim/128:4 latent_scale.f32", "dim/128:4 latent_scale.bf16"), "type"),
-        (row, row.replace("dim:64 rope.bf16)", "dim:64 rope.bf16)%1024"), "place"),  # alignment of the row
-        (v4, v4.replace("%576", ""), "place"),  # alignment of the page
-        (v4, v4.replace("%576", "%640"), "place"),
-        (v4, v4.replace("(dim/64:7 latent_scale.e8m0, pad:1)", "(pad:1, dim/64:7 latent_scale.e8m0)"), "place"),
-        (v4, "page:2 (slot:16 (dim:448 latent.e4m3, dim:64 rope.bf16, dim/64:7 latent_scale.e8m0, pad:1))%576",
-         "place"),
-        (v4, v4.replace("slot:16 (dim/64:7 latent_scale.e8m0, pad:1)", "dim/64:7 slot:16 latent_scale.e8m0, pad:16"),
-         "place"),
-        (fp4, fp4.replace("slot/4:4 dim/16:4 slot:4", "slot:16 dim/16:4"), "place"),  # linear, not 4x4
-        (fp4, fp4.replace("slot/4:4 dim/16:4 slot:4", "slot/4:4 slot:4 dim/16:4"), "place"),
-        (fp4, fp4.replace("slot/4:4 dim/16:4 slot:4", "slot/8:2 dim/16:4 slot:8"), "place"),
-        (fp4, fp4.replace("dim:64 v.e2m1", "dim/2:32 -dim:2 v.e2m1"), "place"),  # the other half first
-        (q4, q4.replace("dim:16 dim/16:2", "dim:32"), "place"),
-        (q4, q4.replace("dim:16 dim/16:2", "dim:16 -dim/16:2"), "place"),
-        (q4, q4.replace("k_scale.f16, dim:16 dim/16:2 k.b4", "dim:16 dim/16:2 k.b4, k_scale.f16"), "place"),
-        (q4, q4.replace("b4", "s4"), "type"),
-        (split, split.replace("dim/8:8 slot:16 dim:8", "dim/4:16 slot:16 dim:4"), "place"),
-        (split, split.replace("dim/8:8 slot:16 dim:8", "slot:16 dim:64"), "place"),
-        (split, split.replace("dim:64 slot:16 v", "slot:16 dim:64 v"), "place"),
-        (asym, asym.replace("k_scale.f16, k_min.f16", "k_min.f16, k_scale.f16"), "place"),
-        (asym, asym.replace("k_scale.f16, k_min.f16", "k_scale.f16, pad:2"), "field"),
-        (asym, asym.replace("(dim:64", "(pad:4, dim:64"), "place"),
-    ]
-    return [one for one in out if one[0] != one[1]]
+    out = {f"order of axes {number}": (nhd, other, "place") for number, other in enumerate(order[1:16], 1)}
+    out |= {
+        "a head stored twice by the reader":
+            (nhd, nhd.replace("head:4", "head:2 copy:2"), "extent"),
+        "a head stored twice by the writer":
+            (nhd.replace("head:4", "head:4 copy:2"), nhd, "copies"),
+        "the copies of a head apart, and side by side":
+            (nhd.replace("head:4", "copy:2 head:4"), nhd.replace("head:4", "head:4 copy:2"), "place"),
+        "V before K":
+            (nhd, nhd.replace("kv:2 ", "-kv:2 "), "field"),
+        "a page offset of 256 bytes":
+            (nhd, f"(pad:256, {nhd})", "place"),
+        "a page fewer, and padding for it":
+            (nhd, f"({nhd.replace('page:4', 'page:3')}, pad:65536)", "extent"),
+        "pages further apart":
+            (nhd, nhd.replace("page:4 kv", "page:4@33024 kv"), "place"),
+        "pages counted down":
+            (nhd, nhd.replace("page:4", "-page:4"), "place"),
+        "each half of a head counted down":
+            (nhd, nhd.replace("dim:64", "dim/32:2 -dim:32"), "place"),
+        "dims of a head interleaved":
+            (nhd, nhd.replace("dim:64", "dim:32 dim/32:2"), "place"),
+        "f16 for bf16":
+            (nhd, nhd.replace("bf16", "f16"), "type"),
+        "16 bytes between scales and rope":
+            (row, row.replace("latent_scale.f32, dim:64", "latent_scale.f32, pad:16, dim:64"), "place"),
+        "scales behind rope":
+            (row, row.replace("dim/128:4 latent_scale.f32, dim:64 rope.bf16",
+                              "dim:64 rope.bf16, dim/128:4 latent_scale.f32"), "place"),
+        "the order of the scales of a row":
+            (row, row.replace("dim/128:4", "dim/128:2 dim/256:2"), "place"),
+        "scales of 64 for 128":
+            (row, row.replace("dim/128:4", "dim/64:8"), "group"),
+        "scales in bf16":
+            (row, row.replace("dim/128:4 latent_scale.f32", "dim/128:4 latent_scale.bf16"), "type"),
+        "rows aligned to 1024 bytes":
+            (row, row.replace("dim:64 rope.bf16)", "dim:64 rope.bf16)%1024"), "place"),
+        "a page that is not aligned":
+            (v4, v4.replace("%576", ""), "place"),
+        "a page aligned to 640 for 576":
+            (v4, v4.replace("%576", "%640"), "place"),
+        "the padding before the scales":
+            (v4, v4.replace("(dim/64:7 latent_scale.e8m0, pad:1)", "(pad:1, dim/64:7 latent_scale.e8m0)"), "place"),
+        "scales in the rows, not behind them":
+            (v4, "page:2 (slot:16 (dim:448 latent.e4m3, dim:64 rope.bf16, dim/64:7 latent_scale.e8m0, pad:1))%576",
+            "place"),
+        "scales of all slots by dim":
+            (v4, v4.replace("slot:16 (dim/64:7 latent_scale.e8m0, pad:1)",
+                            "dim/64:7 slot:16 latent_scale.e8m0, pad:16"), "place"),
+        "V's scales linear, not 4x4":
+            (fp4, fp4.replace("slot/4:4 dim/16:4 slot:4", "slot:16 dim/16:4"), "place"),
+        "V's scales by slot, then dim":
+            (fp4, fp4.replace("slot/4:4 dim/16:4 slot:4", "slot/4:4 slot:4 dim/16:4"), "place"),
+        "V's scales of 8 slots side by side":
+            (fp4, fp4.replace("slot/4:4 dim/16:4 slot:4", "slot/8:2 dim/16:4 slot:8"), "place"),
+        "the other half of a byte first":
+            (fp4, fp4.replace("dim:64 v.e2m1", "dim/2:32 -dim:2 v.e2m1"), "place"),
+        "halves of a block side by side, not 16 apart":
+            (q4, q4.replace("dim:16 dim/16:2", "dim:32"), "place"),
+        "the halves of a byte exchanged":
+            (q4, q4.replace("dim:16 dim/16:2", "dim:16 -dim/16:2"), "place"),
+        "the scale behind the block":
+            (q4, q4.replace("k_scale.f16, dim:16 dim/16:2 k.b4", "dim:16 dim/16:2 k.b4, k_scale.f16"), "place"),
+        "4-bit numbers without an offset":
+            (q4, q4.replace("b4", "s4"), "type"),
+        "pieces of 8 bytes, not of 16":
+            (split, split.replace("dim/8:8 slot:16 dim:8", "dim/4:16 slot:16 dim:4"), "place"),
+        "keys in rows, not in pieces":
+            (split, split.replace("dim/8:8 slot:16 dim:8", "slot:16 dim:64"), "place"),
+        "V in rows, not transposed":
+            (split, split.replace("dim:64 slot:16 v", "slot:16 dim:64 v"), "place"),
+        "minimum before scale":
+            (asym, asym.replace("k_scale.f16, k_min.f16", "k_min.f16, k_scale.f16"), "place"),
+        "padding for a minimum":
+            (asym, asym.replace("k_scale.f16, k_min.f16", "k_scale.f16, pad:2"), "field"),
+        "4 bytes before the values":
+            (asym, asym.replace("(dim:64", "(pad:4, dim:64"), "place"),
+    }
+    return {name: one for name, one in out.items() if one[0] != one[1]}
 
 
 def test_planted_differences_are_found() -> None:
-    cases = [(Format.parse(a), Format.parse(b), kind) for a, b, kind in planted()]
-    assert len(cases) >= 40
-    for writer, reader, kind in cases:
+    assert len(planted()) >= 40
+    for what, (one, other, kind) in planted().items():
+        writer, reader = Format.parse(one), Format.parse(other)
         answer, truth = agree(writer, reader), first_difference(writer, reader)
-        assert truth is not None, (writer, reader)
+        assert truth is not None, what
         swapped = kind == "field" and "-kv" in reader.print()  # V, then K: the same fields at other places
-        assert answer.kind == ("place" if swapped else kind), (writer, reader, answer)
+        assert answer.kind == ("place" if swapped else kind), (what, answer)
         assert answer.name in answer.words
         if answer.kind == "place":
             assert tuple(answer.index.get(axis, 0) for axis in AXES) == truth[:-1]
@@ -307,20 +342,6 @@ def test_a_store_of_one_token_has_several_names() -> None:
     names = [[match.name for match in group] for group in found.matches]
     assert names == [["vllm.LBHNC", "vllm.LBNHC", "vllm.BLHNC", "vllm.BLNHC", "vllm.BHLNC"]]  # one token has no order
     assert "has" in found.refused["llama_cpp.cells"] or "reads" in found.refused["llama_cpp.cells"]
-
-
-@st.composite
-def any_format(draw: st.DrawFn) -> Format:
-    """K and V of one shape in any order of whole and split axes, of any direction, with padding or without."""
-    pieces = ["layer:2", "page:2", *draw(st.sampled_from([["slot:4"], ["slot/2:2", "slot:2"]]))]
-    pieces += [*draw(st.sampled_from([["dim:4"], ["dim/2:2", "dim:2"]])), "head:2", "kv:2"]
-    order = [("-" if draw(st.booleans()) else "") + piece for piece in draw(st.permutations(pieces))]
-    inside = draw(st.integers(0, len(order)))
-    stored = draw(st.sampled_from(["s8", "s4"]))
-    tail = " ".join(order[inside:])
-    group = f"({tail} kv.{stored}, pad:{draw(st.integers(0, 3))})%{draw(st.sampled_from([1, 8]))}"
-    half = stored == "s4" and not tail
-    return Format.parse(f"{' '.join(order)} kv.{stored}" if half else f"{' '.join(order[:inside])} {group}")
 
 
 @settings(max_examples=40, deadline=None)

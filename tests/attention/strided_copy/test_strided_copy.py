@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from any_formats import any_format
 from format_pairs import pairs_of_formats
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from kvlab.attention.strided_copy import emulator
 from kvlab.attention.strided_copy.config import CopyConfig, choose_tile, unit_of
@@ -36,18 +39,32 @@ def some_bytes(size: int) -> Any:
     return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
 
 
+def moved(plan: Conversion, x: Any, tile: int) -> Any:
+    """The bytes of the target as the twin moves them, in tiles of so many bytes; padding is 9."""
+    out = np.full(plan.target.nbytes, 9, np.uint8)
+    whole = all(one.whole for one in plan.strided)
+    here, there = (x, out) if whole else (nibbles(x), nibbles(out))
+    for config in configs(plan, 8 if whole else 4, tile=tile):
+        launched(config, here, there)
+    return there if whole else joined(there)
+
+
 @pytest.mark.parametrize(
     ("source", "target"), pairs_of_formats(), ids=lambda one: f"{one.name}-{one.sizes.get('slot')}"
 )
 def test_the_twin_moves_what_the_descriptors_say(source: Format, target: Format) -> None:
     plan, x = convert(source, target), some_bytes(source.nbytes)
-    out = np.full(target.nbytes, 9, np.uint8)
-    whole = all(one.whole for one in plan.strided)
-    here, there = (x, out) if whole else (nibbles(x), nibbles(out))
-    for tile in (256, 16 << 10):
-        for config in configs(plan, 8 if whole else 4, tile=tile):
-            launched(config, here, there)
-        assert np.array_equal(there if whole else joined(there), plan.apply(x, fill=9))
+    for tile in (256, 8 << 10):
+        assert np.array_equal(moved(plan, x, tile), plan.apply(x, fill=9))
+
+
+@settings(max_examples=40, deadline=None)
+@given(any_format(), any_format(), st.sampled_from([16, 64, 8192]))
+def test_the_twin_moves_between_any_two_formats(source: Format, target: Format, tile: int) -> None:
+    """Axes in any order, split, counted down, with padding between."""
+    assume(source.fields[0].stored == target.fields[0].stored)
+    plan, x = convert(source, target), some_bytes(source.nbytes)
+    assert np.array_equal(moved(plan, x, tile), plan.apply(x, fill=9))
 
 
 @pytest.mark.parametrize("heads", [2, 3])

@@ -74,7 +74,7 @@ from kvlab.staging import (
     WarpSlices,
     mfma_atom,
 )
-from kvlab.viz import BytePath, CopyPlan, RooflinePoint
+from kvlab.viz import BytePath, CopyPlan, RooflinePoint, plots
 
 __all__ = ["GALLERY", "runs"]
 
@@ -302,13 +302,21 @@ def pool() -> PagedKVCacheCollection:
     return PagedKVCacheCollection(np.zeros((10, 2, 1, 16, 1, 64), np.float32), [61, 21], TABLE, 1, 62)
 
 
+POINTS = [
+    RooflinePoint("decode, page 16", 4e9, 1e9, 3.6e-4, "decode", peers=PEERS),
+    RooflinePoint("prefill, 4096 keys", 5.5e11, 2.7e8, 8e-4, "prefill"),
+    RooflinePoint("append of one token", 1e6, 1e6, 2e-6, "append"),
+]
+ERRORS = [(1e-4 * (1 + n), 1e-3) for n in range(9)]
+TASKS = [
+    ("prefill, 4096 keys, causal", {"kvlab": 0.8, "FA3": 0.71, "cuDNN": 0.66}),
+    ("decode of 64 sequences", {"kvlab": 0.945, "FA3": 0.95}),
+    ("append", {"kvlab": 0.5}),
+]
+
+
 def roofline() -> viz.Picture:
-    points = [
-        RooflinePoint("decode, page 16", 4e9, 1e9, 3.6e-4, "decode", peers=PEERS),
-        RooflinePoint("prefill, 4096 keys", 5.5e11, 2.7e8, 8e-4, "prefill"),
-        RooflinePoint("append of one token", 1e6, 1e6, 2e-6, "append"),
-    ]
-    return viz.draw_roofline(points, bandwidth=3.1e12, compute=7.9e14)
+    return viz.draw_roofline(POINTS, bandwidth=3.1e12, compute=7.9e14)
 
 
 def budget() -> viz.ByteBudget:
@@ -317,9 +325,7 @@ def budget() -> viz.ByteBudget:
 
 
 def shares() -> viz.Picture:
-    prefill = ("prefill, 4096 keys, causal", {"kvlab": 0.8, "FA3": 0.71, "cuDNN": 0.66})
-    decode = ("decode of 64 sequences", {"kvlab": 0.945, "FA3": 0.95})
-    return viz.draw_shares([prefill, decode, ("append", {"kvlab": 0.5})])
+    return viz.draw_shares(TASKS)
 
 
 def toy_case() -> dict[str, Any]:
@@ -493,6 +499,12 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "schedule": lambda: viz.draw_schedule(plan([9000, 300, 0, 700, 1500], q_heads=8, kv_heads=2, programs=40)),
     "schedule of a mixed batch": lambda: plan([9000, 300, 700], [1, 4, 300], q_heads=8, kv_heads=2, programs=40),
     "schedule of many": lambda: plan(range(1, 5000, 3), q_heads=16, kv_heads=1),
+    # charts by matplotlib
+    "plot, roofline": lambda: plots.plot_roofline(POINTS, bandwidth=3.1e12, compute=7.9e14).picture,
+    "plot, ratios": lambda: plots.plot_ratios(TASKS).picture,
+    "plot, errors": lambda: plots.plot_errors({"emulator": ERRORS, "Triton": [(5e-3, 1e-3)]}).picture,
+    "plot, context": lambda: plots.plot_context(budget()).picture,
+    "plot, schedule": lambda: plots.plot_schedule(plan([9000, 300, 700], q_heads=8, kv_heads=2, programs=40)).picture,
     # views of HTML, and a run as a picture
     "byte budget": budget,
     "errors": lambda: viz.draw_errors({"emulator": [(1e-4, 1e-3), (3e-4, 1e-3)], "Triton": [(5e-3, 1e-3)]}),

@@ -57,8 +57,8 @@ count passes and lanes.
 
 `kvlab.viz.plots` has charts of matplotlib (extra `notebooks`) that draw in `ax=` or in a figure of their own:
 `plot_roofline` and `plot_ratios` (what was measured, beside peers), `plot_errors` (siblings against a reference),
-`plot_context` (bytes and time of a decode step against the context length), `plot_schedule`. Each gives a `Chart`: `axes`,
-`title`, `caption`, `alt`, `save(path, theme="dark")`; in a notebook it is light or dark as the page is.
+`plot_context` (bytes and time of a decode step against the context length), `plot_schedule`. Each gives a `Chart`:
+`axes`, `title`, `caption`, `alt`, `save(path, theme="dark")`; in a notebook it is light or dark as the page is.
 
 ## A picture of your own class
 

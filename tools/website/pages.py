@@ -23,9 +23,10 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
 
 ROOMS = (
     "kvlab.attention", "kvlab.cache", "kvlab.layout", "kvlab.layout.encodings", "kvlab.hardware", "kvlab.staging",
-    "kvlab.memory", "kvlab.viz", "kvlab.viz.plots", "kvlab.formats", "kvlab.rosetta", "kvlab.mirror", "kvlab.xray", "kvlab.simt",
-    "kvlab.replay", "kvlab.integrations.flash_attn", "kvlab.integrations.flashinfer", "kvlab.integrations.vllm",
-    "kvlab.integrations.transformers", "kvlab.integrations.distributed", "kvlab.exercises", "kvlab.data",
+    "kvlab.memory", "kvlab.viz", "kvlab.viz.plots", "kvlab.formats", "kvlab.rosetta", "kvlab.mirror", "kvlab.xray",
+    "kvlab.simt", "kvlab.replay", "kvlab.integrations.flash_attn", "kvlab.integrations.flashinfer",
+    "kvlab.integrations.vllm", "kvlab.integrations.transformers", "kvlab.integrations.distributed", "kvlab.exercises",
+    "kvlab.data",
 )
 """Modules whose public names have a page of the reference."""
 

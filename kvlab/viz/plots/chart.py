@@ -1,4 +1,4 @@
-"""What a chart of matplotlib has besides its axes: a title, a caption, words for those who hear it, light and dark."""
+"""A chart of matplotlib: its axes, a title, a caption, words for those who hear it, light and dark."""
 
 from __future__ import annotations
 

@@ -48,28 +48,28 @@ capture = load_smollm2()  # keys, values and queries of SmolLM2-135M, which has 
 #
 # Skim them now, and come back when one is missing.
 #
-# | word | meaning |
-# |---|---|
-# | token | a piece of text; the model keeps a key and a value of each, in each layer |
-# | head | one of several small attentions side by side; query heads share KV heads in groups |
-# | prefill, decode | reading many new tokens at once; writing one after the other |
-# | DRAM | the GPU's large memory |
-# | page, page table | 16 tokens, or so, of the cache in one piece of DRAM; the list that finds them |
-# | kernel, emulator | what runs on the GPU, written in Triton; the same steps in NumPy, byte by byte |
-# | lockstep | kernel and emulator run side by side and are compared after each step |
-# | thread, lane, warp | one line of execution; its number among 32; these 32 together |
-# | program | one instance of a kernel: some warps that share a small memory, also called a *CTA* or a block |
-# | shared memory | that small memory, beside the arithmetic: fast as long as its banks work at once |
-# | bank | one of 32 columns of shared memory, 4 bytes wide; it delivers one word in a pass |
-# | pass, wavefront | one turn of shared memory. To readers of AMD's manuals a wavefront is 64 lanes: here it never is |
-# | register | 32 bits that belong to one thread |
-# | tensor core | multiplies small matrices that lie in the registers of a warp, or in shared memory |
-# | tile | the part of K, V or Q that a program has at a time |
-# | fragment | the numbers of a tile that one lane holds |
-# | layout | a function from coordinates to an offset, written shape:strides |
-# | swizzle | exclusive or of address bits that spreads the rows of a tile over the banks |
-# | stage | one of the buffers that a pipeline fills while it reads another |
-# | fp8 | numbers of one byte, with a scale for many of them |
+# | word | it looks like | meaning |
+# |---|---|---|
+# | token | `The` `cat` `sat` | a piece of text; the model keeps a key and a value of each, in each layer |
+# | head | `q0 q1 q2` → `k0` | one of several small attentions side by side; query heads share KV heads in groups |
+# | prefill, decode | `[1 2 3 4]`; `[5]` `[6]` `[7]` | reading many new tokens at once; writing one after the other |
+# | DRAM | `80 GB` | the GPU's large memory |
+# | page, page table | `[19, 4, 10]` | 16 tokens, or so, of the cache in one piece of DRAM; the list that finds them |
+# | kernel, emulator | `tl.dot(q, k)`; `q @ k.T` | what runs on the GPU, written in Triton; the same steps in NumPy, byte by byte |
+# | lockstep | `s` = `s`, `p` = `p` | kernel and emulator run side by side and are compared after each step |
+# | thread, lane, warp | `T0 T1 … T31` | one line of execution; its number among 32; these 32 together |
+# | program | `warp 0 … warp 3` | one instance of a kernel: some warps that share a small memory, also called a *CTA* or a block |
+# | shared memory | `228 KB` | that small memory, beside the arithmetic: fast as long as its banks work at once |
+# | bank | `0│1│2│ … │31` | one of 32 columns of shared memory, 4 bytes wide; it delivers one word in a pass |
+# | pass, wavefront | `1` `2` … `8` | one turn of shared memory. To readers of AMD's manuals a wavefront is 64 lanes: here it never is |
+# | register | `0x3f80bf00` | 32 bits that belong to one thread |
+# | tensor core | `C += A B` | multiplies small matrices that lie in the registers of a warp, or in shared memory |
+# | tile | `64 x 128` | the part of K, V or Q that a program has at a time |
+# | fragment | `a0 a1 … a7` | the numbers of a tile that one lane holds |
+# | layout | `(4,8):(8,1)` | a function from coordinates to an offset, written shape:strides |
+# | swizzle | `column ^ row % 8` | exclusive or of address bits that spreads the rows of a tile over the banks |
+# | stage | `0 1 0 1` | one of the buffers that a pipeline fills while it reads another |
+# | fp8 | `1.75 * 2^3` | numbers of one byte, with a scale for many of them |
 
 # %% [markdown]
 # ## The six places of a byte

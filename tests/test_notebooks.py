@@ -102,3 +102,5 @@ def test_named_mistakes_are_wrong(source: Path) -> None:
             answers = [question.answer, *(wrong for wrong, _ in question.mistakes)]
             assert not [(a, b) for i, a in enumerate(answers) for b in answers[:i] if same(a, b)]
             assert question.hints
+            for text, what in getattr(question.answer, "wrong", ()):  # of a function, as an expression
+                assert question.verdict(eval(question.answer.code(text))) == f"Not yet: {what}."

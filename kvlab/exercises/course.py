@@ -9,6 +9,7 @@ from .judges import Formula, Places, merged, narrow_swizzle, rows_of_split_keys,
 from .question import Question
 
 ELEMENTS = "so many elements; bytes are asked, two for each"
+WAS = "that is how it was"
 BYTES = "so many bytes; elements are asked"
 
 QUESTIONS = {
@@ -99,7 +100,7 @@ QUESTIONS = {
                              [([8 * row for row in range(16)], "these are elements; addresses count bytes")]),
     "04.mended": Question(
         Formula("(lane // 4 + register // 2 * 8) * 8 + lane % 4 * 2 + register % 2",
-                [("lane // 4 * 8 + lane % 4 * 2 + register", "so it was")], lane=range(32), register=range(4)),
+                [("lane // 4 * 8 + lane % 4 * 2 + register", WAS)], lane=range(32), register=range(4)),
         ["Look at the picture: in which rows are the four numbers of lane 5?",
          "Registers 2 and 3 are 8 rows below registers 0 and 1."],
     ),
@@ -115,7 +116,7 @@ QUESTIONS = {
     "05.zero_rows": Question(4, ["Rows -4, -3, ... do not exist."], [(12, "these are the rows that exist")]),
     "05.mended": Question(
         Formula("row * 128 + (vector ^ row % 8) * 16",
-                [("row * 32 + vector * 16", "so it was"), ("row * 128 + vector * 16", "the swizzle is missing"),
+                [("row * 32 + vector * 16", WAS), ("row * 128 + vector * 16", "the swizzle is missing"),
                  ("row * 32 + (vector ^ row % 8) * 16", "how far is it from row to row?")],
                 row=range(8), vector=range(2)),
         ["The picture has the bytes at the left.", "Rows are 128 bytes apart; vector v of row r is at v ^ (r % 8)."],
@@ -145,7 +146,7 @@ QUESTIONS = {
                        [(37, "that is the index among the layer's own rows")]),
     "06.mended": Question(
         Formula("index // 16 * 48 + 16 + index % 16",
-                [("index * 3 + 1", "so it was"), ("index // 16 * 48 + index % 16", "that is the row of layer 0")],
+                [("index * 3 + 1", WAS), ("index // 16 * 48 + index % 16", "that is the row of layer 0")],
                 index=range(96)),
         ["Pages follow one another, each with its three layers.", "A page has 48 rows; those of layer 1 begin at 16."],
     ),
@@ -158,7 +159,7 @@ QUESTIONS = {
     "07.saved": Question(12, ["How many does each picture say?"]),
     "07.wait": Question(1, ["Which copies are in flight when tile n shall be read?",
                             "Tiles n and n + 1; n must have landed."],
-                        [(2, "so it was: tile n itself may be on its way"),
+                        [(2, WAS + ": tile n itself may be on its way"),
                          (0, "no byte would be wrong, but none would be on its way while a tile is read"),
                          (3, "that waits for nothing")]),
     "07.who": Question(1, ["Each wave brings two groups of 32 rows, and reads all.",
@@ -180,7 +181,7 @@ QUESTIONS = {
     ),
     "08.mended": Question(
         Formula("lane // 32 * 4 + e % 4 + e // 4 * 8",
-                [("lane // 32 * 8 + e", "so it was: in plain order")], lane=range(64), e=range(8)),
+                [("lane // 32 * 8 + e", WAS + ": in plain order")], lane=range(64), e=range(8)),
         ["Which keys' scores does lane 37 hold?", "Four in a row, then four 8 keys further; upper lanes begin at 4."],
     ),
     "08.warp_keys": Question((64, 95), ["Warp w owns keys w * WN to (w + 1) * WN - 1."],
@@ -208,7 +209,7 @@ QUESTIONS = {
                           [(768, "the last program does not read past the end"), (680, "row r sees r + 1 keys")]),
     "10.empty": Question(3, ["Query i sees the keys up to i + 2 - 5."], [(2, "so many rows see a key")]),
     "10.mended": Question(
-        Formula("j <= i + n - S", [("j < i + n - S", "a query sees its own key"), ("j <= i", "so it was"),
+        Formula("j <= i + n - S", [("j < i + n - S", "a query sees its own key"), ("j <= i", WAS),
                                    ("j <= i + n", "how many queries are there?")],
                 i=range(4), j=range(9), n=(4, 7, 9), S=(4,)),
         ["Which key is the last query's own? The last one.", "Query i has the token n - S + i."],
@@ -218,7 +219,7 @@ QUESTIONS = {
                           [(80, "the numbers for the position belong to the row"), (43, "that is keys alone")]),
     "11.nbytes": Question(267_904, ["rows * columns * 2, once"], [(535_808, "V is K's memory"), (133_952, ELEMENTS)]),
     "11.scale": Question(192, ["How many numbers had a head's key before it was absorbed?", "128 and 64."],
-                         [(576, "so it was: that is the query after absorbing"), (512, "that is the latent row"),
+                         [(576, "that is the query after absorbing"), (512, "that is the latent row"),
                           (128, "the part of the position belongs to the key")]),
     "11.more": Question(384, ["One multiplication a column."], [(576, "that is all of the absorbed ones")]),
     # 12. fp8
@@ -259,7 +260,7 @@ QUESTIONS = {
     "16.slot": Question(84, ["Its page is table[0, 20 // 16], its place there 20 % 16."],
                         [(20, "that is the token's own number; where does its page begin?")]),
     "16.mended": Question(
-        Formula("(length - 1) % page + 1", [("length % page", "so it was")], length=range(1, 70), page=(1, 16, 64)),
+        Formula("(length - 1) % page + 1", [("length % page", WAS)], length=range(1, 70), page=(1, 16, 64)),
         ["Which lengths does it get wrong?", "A page that is full holds page tokens, not 0."],
     ),
     "16.together": Question(5, ["All share the first page.", "Each branch wrote into the second."],

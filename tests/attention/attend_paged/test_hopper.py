@@ -208,17 +208,19 @@ def test_compiled(case: Case | FeatureCase, ragged: bool) -> None:
     if ragged:
         q, starts = arrays[0], np.arange(len(arrays[0]) + 1, dtype=np.int32)
         arrays = q.reshape(1, -1, *q.shape[2:]), *arrays[1:], starts
-    caught = Caught(hopper.walk)
+    caught, joined = Caught(hopper.walk), Caught(kernel.join)
     work = torch.zeros(64, dtype=torch.int32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper, "walk", caught)
-        patch.setattr(kernel, "join", Caught(kernel.join))
+        patch.setattr(kernel, "join", joined)
         features = as_tensors(named["features"])
         kernel.launch(*map(as_tensors, arrays), **named | {"features": features}, works=[work])
     early = {"L": caught.arguments["L"]._replace(EARLY=True)}
     made, C = as_launched(caught.fn, caught.arguments | early, "sm_90"), named["config"].walks[0].ring
     count = made.instructions
     assert (count["PREEXIT"], count["ACQBULK"]) == (1, 1)
+    merge = as_launched(joined.fn, joined.arguments | {"EARLY": True}, "sm_90").instructions
+    assert (merge["PREEXIT"], merge["ACQBULK"]) == (0, 1)
     assert (made.spills, made.stack) == (0, 0)
     assert made.registers * made.num_warps * PROGRAMS[C.ROWS] <= 2048
     assert made.shared <= shared_bytes(C)

@@ -174,6 +174,7 @@ def test_compiled(case: Case) -> None:
     assert made.spills == made.stack == 0
     assert made.shared <= shared_bytes(C) <= SHARED["sm_90"]
     assert made.instructions["HGMMA"] == 2 * (C.DEPTH + C.BN) // 16 * C.NC  # in the loop and around it
+    assert made.instructions["PREEXIT"] == 1  # the ring may begin
     assert made.instructions["WARPGROUP"] <= 12 * C.NC
 
 

@@ -139,9 +139,10 @@ def test_compiled(seed: int, target: str, monkeypatch: pytest.MonkeyPatch) -> No
     caught = Caught(kernel.work_list)
     monkeypatch.setattr(kernel, "work_list", caught)
     tensors: list[Any] = [None if array is None else to_torch(array) for array in (lens, cu_seqlens)]
-    kernel.launch(*tensors, problem=problem, config=replace(config, num_warps=4))
+    kernel.launch(*tensors, problem=problem, config=replace(config, num_warps=4), early=target == "sm_90")
     ((grid, arguments),) = caught.calls
     made = as_launched(caught.fn, arguments, target)
     assert grid == (1,)
     assert made.spills == 0
     assert made.shared <= 1024
+    assert made.instructions["PREEXIT"] == (target == "sm_90")

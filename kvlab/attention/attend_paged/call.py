@@ -13,11 +13,10 @@ from kvlab.attention.call.ragged import PrefillCall, check_offsets, longest
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.qv import check_emulated_qv, check_qv
 from kvlab.attention.features.resolve import kv_view
-from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.features.scales import is_scaled
 from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
-from kvlab.attention.machines.gpu import check_fp8_gpu
-from kvlab.attention.mha_decode.call import check_pairs
+from kvlab.attention.mha_decode.call import check_narrow_gpu, check_pairs
 from kvlab.attention.mha_decode.hopper_config import SUPPORTED, hopper_declined, hopper_lacks
 from kvlab.attention.mha_prefill.config import PrefillInputs
 from kvlab.attention.mha_prefill.hopper_config import LIST_SUPPORTED, list_lacks
@@ -39,7 +38,7 @@ class AttendPaged(PlannedCall, PrefillCall):
         Operand("qv", optional=True),
         Operand("out", strides="", optional=True),
     )
-    paged_scales = "k_scale", "v_scale"
+    paged_scales = "k_scale", "v_scale", "k_block_scale", "v_block_scale"
     out_may_be = "q"
     over_schedule = True
     q: Any
@@ -52,8 +51,8 @@ class AttendPaged(PlannedCall, PrefillCall):
         super().check_arguments(sizes)
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
         check_pages(caches)
-        check_heads(self.q, caches)
-        if is_fp8(self.k_cache):
+        check_heads(self.q, caches, four_bits=True)
+        if is_scaled(self.k_cache):
             check_pairs(caches)
         check_qv(self.arguments.get("qv"), self.q, self.v_cache)
         longest(self.max_seqlen_q, self.q, self.cu_seqlens_q)
@@ -80,12 +79,11 @@ class AttendPaged(PlannedCall, PrefillCall):
         if chosen == "emulator" and hopper:
             emulated = "sm_90"
         elif chosen == "emulator":
-            emulated, depths = self.arch, (int(q.shape[-1]), int(v_cache.shape[-1]))
+            emulated, depths = self.arch, (problem.head_dim, problem.v_dim)
             check_emulated_qv(self.features.qv, emulated)
             caches = {"k_cache": k_cache, "v_cache": v_cache} | given(qv=self.features.qv)
             check_emulated("mha_decode", emulated, q, caches, {"k_cache": depths})
-        if problem.pairs:
-            check_fp8_gpu(q)
+        check_narrow_gpu(q, problem)
         rings = ring is None and (self.backend == "hopper" or declined is None)
         wide = hopper and tiles is None
         config = self.walks(problem, self.longest, emulated, hopper=hopper and rings, tiles=wide)

@@ -38,8 +38,9 @@ TWINS = (
         emulator="emulator:walk",
         synonyms={
             **LISTS,
-            "problem.pairs": "PAIRS",
-            "v_factor": "scales.v.number",
+            "problem.each": "EACH",
+            "load_tile": "load",
+            "v_factor": "scales.v_factor",
             "cache.page_size_": "PAGE",
             "load_q": "load_rows",
             "store_rows": "store",

@@ -23,6 +23,7 @@ from kvlab.attention.mha_decode.emulator import load_rows
 from kvlab.attention.schedule.config import ScheduleConfig, list_parts
 from kvlab.attention.schedule.emulator import item_blocks, team_items, unit_size, units_of
 from kvlab.attention.schedule.emulator import launch as make_list
+from kvlab.attention.tiles.four_bits.emulator import key_blocks, value_blocks
 from kvlab.attention.tiles.masked import load, store
 from kvlab.attention.tiles.online_softmax import log_sum, weigh
 from kvlab.attention.tiles.pages import in_pages, row_count
@@ -196,11 +197,11 @@ def walk(
             cta: Any = decode_cta(  #- programs
                 arch, config.tiles, k_cache, v_cache, batch, kv_head, where, traffic, qv=features.qv is not None
             )
-            q, unit = load_rows(cta, q_array, (batch[:, None], q_row, head), is_row, problem.pairs)
+            q, unit = load_rows(cta, q_array, (batch[:, None], q_row, head), is_row, problem.each)
             if features.qv is not None:
                 q = cta.load_qv(features.qv, (batch[:, None], q_row, head), is_row) + q
             factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
-            if problem.pairs:
+            if problem.each > 1:
                 factor = factor * unit  # [P, BM]
             m, l = start_rows(features.sinks, head, opens <= start)
             o = cta.zeros()
@@ -214,8 +215,9 @@ def walk(
                 if features.qv is not None:
                     v = cta.load_v(active)
                     k = v + k
+                by_block = key_blocks(features, page, slot, kv_head, exists)
                 #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
-                s = cta.scores(q, k, active)
+                s = cta.scores(q, k, active, by_block)
                 scale = key_scales(features, page, slot, kv_head, exists)
                 s = adjust(s, factor, slope, scale, features, position, key)
                 #: mask -> s    keys that a row does not see
@@ -226,14 +228,15 @@ def walk(
                 #: load_v -> v    the V tile of the same pages, unless it is here for the scores of qv
                 if features.qv is None:
                     v = cta.load_v(active)
+                by_block = value_blocks(features, page, slot, kv_head, exists)
                 #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
                 p = scale_weights(p, features, page, slot, kv_head, exists)
-                o = cta.accumulate(p, v, o, active)
+                o = cta.accumulate(p, v, o, active, by_block)
             #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
             sees = l != 0
             if features.sinks is None:
                 sees = sees & (first < limit)
-            factor = head_scale(scales.v.number, scales.v.heads, batch, kv_head)[:, None]
+            factor = head_scale(scales.v_factor, scales.v.heads, batch, kv_head)[:, None]
             lse = log_sum(m, l, sees)
             with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
                 l = np.where(sees, divide(factor, l), np.float32(0))  # what the sums of a row are multiplied by

@@ -32,6 +32,7 @@ from kvlab.attention.features.kernel import (
     weigh,
 )
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import block_strides, columns_of
 from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.mha_decode.kernel import (
     accumulate,
@@ -47,6 +48,7 @@ from kvlab.attention.mha_decode.kernel import (
 from kvlab.attention.schedule.config import list_parts
 from kvlab.attention.schedule.kernel import item_blocks, team_items, unit_size, units_of
 from kvlab.attention.schedule.kernel import launch as make_list
+from kvlab.attention.tiles.four_bits.kernel import key_blocks, value_blocks
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx
 from kvlab.attention.tiles.kernel import load_tile as load_qv
 from kvlab.attention.tiles.strides import PageStrides, RowStrides, in_units, leading_strides
@@ -85,7 +87,8 @@ class WalkConstants(NamedTuple):
     """
 
     PAGE: int
-    PAIRS: bool
+    EACH: int
+    BLOCKS: int
     D: int
     DV: int
     W0: int
@@ -237,16 +240,16 @@ def walk(
             rows = batch, head, token, is_row, first, limit
             q, unit = load_q(
                 q_ptr, (batch * q_strides.batch + q_row * q_strides.token + head * q_strides.head) * C.UNIT,
-                is_row, C.D, C.W0, C.W1, C.PAIRS,
+                is_row, C.D, C.W0, C.W1, C.EACH,
             )  # pieces [BM, W0] and [BM, W1]
             if features.qv is not None:
                 qv_at = batch * numbers.qv_batch + q_row * numbers.qv_token + head * numbers.qv_head  #- address
                 q = load_qv(features.qv, qv_at, is_row, C.DV, C.V0, C.V1) + q  # pieces of V's columns, then of K's
             factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
-            if C.PAIRS:
+            if C.EACH > 1:
                 factor = factor * unit[:, None]
             m, l = start_rows(features.sinks, head, opens <= start)
-            o = zeros(BM, C.V0, C.V1, C.PAIRS)
+            o = zeros(BM, C.V0, C.V1, C.EACH)
             for at in range(lo, hi, BN):
                 #: load_k -> k    the K tile of these pages, DRAM -> shared memory
                 key = at + tl.arange(0, BN)
@@ -262,8 +265,9 @@ def walk(
                         (page * v_strides.page + slot * v_strides.token) * C.UNIT, exists, C.DV, C.V0, C.V1,
                     )
                     k = v + k
+                by_block = key_blocks(features, numbers, page, slot, kv_head, exists, C)
                 #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
-                s = scores(q, k, C.PAIRS, C.PTX)  # [BM, BN]
+                s = scores(q, k, by_block, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
                 scale = key_scales(features, numbers, page, slot, kv_head, exists)
                 s = adjust(s, factor, slope, scale, features, numbers, position, key)
                 #: mask -> s    keys that a row does not see
@@ -277,9 +281,10 @@ def walk(
                         v_ptr + kv_head * v_strides.head * C.UNIT,
                         (page * v_strides.page + slot * v_strides.token) * C.UNIT, exists, C.DV, C.V0, C.V1,
                     )
+                by_block = value_blocks(features, numbers, page, slot, kv_head, exists, C)
                 #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
                 p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
-                o = accumulate(p, v, o, C.PAIRS, C.PTX)
+                o = accumulate(p, v, o, by_block, C.EACH, C.BLOCKS, C.PTX)
             #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
             sees = l != 0
             if features.sinks is None:
@@ -292,7 +297,7 @@ def walk(
             o = normalise(o, l, sees)
             store_rows(
                 o_ptr, (batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head) * C.UNIT,
-                is_row & whole, o, C.DV, C.PAIRS,
+                is_row & whole, o, C.DV, C.EACH,
             )
             tl.store(
                 lse_ptr + batch * lse_strides.batch + q_row * lse_strides.token + head * lse_strides.head, lse,
@@ -302,7 +307,7 @@ def walk(
             if C.FIXED:
                 place = (nth_unit * problem.room + item) * problem.lanes + lane
             of_part = place.to(tl.int64) * BM + tl.arange(0, BM)  #- address
-            store_rows(part_ptr, of_part * (C.DV * (1 + C.PAIRS)), is_row & sees & ~whole, o, C.DV, C.PAIRS)
+            store_rows(part_ptr, of_part * (C.DV * C.EACH), is_row & sees & ~whole, o, C.DV, C.EACH)
             tl.store(part_lse_ptr + of_part, lse, mask=is_row & ~whole)
 
 
@@ -395,7 +400,7 @@ def launch(
     :mod:`kvlab.triton_support.launching`.
     """
     f = Features() if features is None else features
-    out, lse = results(q, out, (*q.shape[:3], v_cache.shape[3]))
+    out, lse = results(q, out, (*q.shape[:3], columns_of(v_cache)))
     if out.numel() == 0:
         return out, lse
     problem = ragged_problem(q, k_cache, v_cache, block_table, cu_seqlens)
@@ -453,12 +458,12 @@ def _launch_walk(
         steps = leading_strides(q, ragged=ragged), k.stride()[:-1], v.stride()[:-1], [*o_strides]
         unit, (of_q, of_k, of_v, of_o) = in_units(*steps)
         constants = WalkConstants(
-            problem.page_size, problem.pairs, *problem.widths, *tiles.columns, *tiles.v_columns, tiles.BM, tiles.BN,
-            ptx, f.mask.windowed, f.mask.placed, schedule.block, schedule.overhead, schedule.reach, schedule.rows,
-            schedule.together, listed, schedule.unit, unit,
+            problem.page_size, problem.each, block_strides(f.scales)[0], *problem.widths, *tiles.columns,
+            *tiles.v_columns, tiles.BM, tiles.BN, ptx, f.mask.windowed, f.mask.placed, schedule.block,
+            schedule.overhead, schedule.reach, schedule.rows, schedule.together, listed, schedule.unit, unit,
         )
         numbers: tuple[Any, ...] = (
-            f.scales.factor_log2(scale), f.scales.v.number, feature_numbers(f), sizes, RowStrides(*of_q),
+            f.scales.factor_log2(scale), f.scales.v_factor, feature_numbers(f), sizes, RowStrides(*of_q),
             PageStrides(*of_k), PageStrides(*of_v), RowStrides(*of_o), lse_strides,
         )
         options = {"C": constants, "num_warps": tiles.num_warps, "num_stages": tiles.num_stages}

@@ -26,6 +26,7 @@ from kvlab.attention.features.masks import resolve_mask
 from kvlab.attention.features.options import NAMES
 from kvlab.attention.features.positions import check_far, check_positions, positions_of_rows, positions_of_sequences
 from kvlab.attention.features.resolve import Features, in_base, kv_view, resolve_features
+from kvlab.attention.features.scales import columns_of
 from kvlab.common.arrays import drop_axis
 from kvlab.common.torch_here import is_torch
 from kvlab.hardware import chip
@@ -165,7 +166,7 @@ class Call(Generic[R]):
     def result_shape(self) -> tuple[int, ...]:
         """The shape of ``out``: that of q, with the columns of V."""
         v = self.arguments["v_cache" if "v_cache" in self.arguments else "v"]
-        return *self.arguments["q"].shape[:-1], *v.shape[-1:]
+        return *self.arguments["q"].shape[:-1], columns_of(v)
 
     def default_scale(self) -> float:
         """The scale of scores where none is given."""

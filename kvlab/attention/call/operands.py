@@ -21,6 +21,7 @@ from kvlab.attention.call.checks import (
     known_dtype,
 )
 from kvlab.attention.features.intervals import UNLIMITED
+from kvlab.attention.features.scales import columns_of
 from kvlab.attention.tiles.pieces import MAX_DEPTH
 from kvlab.common.arrays import dtype_of
 from kvlab.common.checks import require
@@ -123,40 +124,42 @@ def listed(dtypes: tuple[np.dtype[Any], ...]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def check_dtypes(q: Any, k_name: str, k: Any) -> tuple[Any, Any]:
+def check_dtypes(q: Any, k_name: str, k: Any, *, four_bits: bool = False) -> tuple[Any, Any]:
     """The dtypes of q and K. ValueError unless q is bfloat16, float16 or float32 and K the same, or q is bfloat16,
-    float16 or e4m3 and K is e4m3.
+    float16 or e4m3 and K is e4m3, or with ``four_bits`` q is bfloat16 or float16 and K is uint8.
     """
     of_q, of_k = known_dtype(q, "q"), known_dtype(k, k_name)
     known = of_q in (*DTYPES, float8_e4m3fn)
     require(known, f"q has dtype {q.dtype}", "bfloat16, float16, float32 or float8_e4m3fn")
     narrow = of_q in (bfloat16, float16)
-    accepted = f"that of q, {q.dtype}" + (", or float8_e4m3fn" if narrow else "")
-    require(of_k == of_q or (of_k == float8_e4m3fn and narrow), f"{k_name} has dtype {k.dtype}", accepted)
+    narrower = (float8_e4m3fn, np.dtype(np.uint8))[: 1 + four_bits] if narrow else ()
+    accepted = f"that of q, {q.dtype}" + "".join(f", or {dtype}" for dtype in narrower)
+    require(of_k == of_q or of_k in narrower, f"{k_name} has dtype {k.dtype}", accepted)
     return of_q, of_k
 
 
-def check_heads(q: Any, kv: dict[str, Any]) -> None:
+def check_heads(q: Any, kv: dict[str, Any], *, four_bits: bool = False) -> None:
     """ValueError unless q ``[.., Hq, D]`` fits K ``[.., Hkv, D]`` and V ``[.., Hkv, Dv]``, in this order in ``kv``.
 
-    q is bfloat16, float16 or float32 and K and V the same, or q is bfloat16, float16 or e4m3 and K and V are e4m3. D
-    and Dv are multiples of 8 from 16 to 576 (of 16 with e4m3).
+    q is bfloat16, float16 or float32 and K and V the same, or q is bfloat16, float16 or e4m3 and K and V are e4m3, or
+    with ``four_bits`` q is bfloat16 or float16 and K and V are uint8, two columns a byte. D and Dv are multiples of 8
+    from 16 to 576 (of 16 with e4m3, of 32 with uint8).
     """
     (k_name, k), (v_name, v) = kv.items()
-    _, of_k = check_dtypes(q, k_name, k)
+    _, of_k = check_dtypes(q, k_name, k, four_bits=four_bits)
     require(known_dtype(v, v_name) == of_k, f"{v_name} has dtype {v.dtype}", f"that of {k_name}, {k.dtype}")
     (q_heads, D), shape = q.shape[-2:], tuple(int(n) for n in k.shape)
-    require(shape[-1] == D, f"{k_name} has head dimension {shape[-1]}", f"that of q, {D}")
+    require(columns_of(k) == D, f"{k_name} has head dimension {columns_of(k)}", f"that of q, {D}")
     require(
         tuple(v.shape[:-1]) == shape[:-1],
         f"{v_name} has shape {tuple(v.shape)}",
         f"that of {k_name}, {shape}, but for the last axis",
     )
     require(shape[-3] <= UNLIMITED, f"{k_name} has {shape[-3]} rows", f"at most {UNLIMITED}, as keys have 32 bits")
-    kv_heads, unit = shape[-2], 16 if of_k == float8_e4m3fn else 8
+    kv_heads, unit = shape[-2], {float8_e4m3fn: 16, np.dtype(np.uint8): 32}.get(of_k, 8)
     fits = kv_heads > 0 and q_heads > 0 and q_heads % kv_heads == 0
     require(fits, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of {k_name}")
-    for what, depth in (("head dimension", D), (f"head dimension of {v_name}", int(v.shape[-1]))):
+    for what, depth in (("head dimension", D), (f"head dimension of {v_name}", columns_of(v))):
         good = 16 <= depth <= MAX_DEPTH and depth % unit == 0
         require(good, f"{what} {depth}", f"a multiple of {unit} from 16 to {MAX_DEPTH}")
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from kvlab.attention.features.options import FeatureOptions, LatentFeatureOptions, QueriedValuesOptions
+from kvlab.attention.features.options import (
+    BlockScaleOptions,
+    FeatureOptions,
+    LatentFeatureOptions,
+    QueriedValuesOptions,
+)
 from kvlab.attention.features.rope import Rope
 from kvlab.attention.schedule.schedule import Schedule
 from kvlab.common.arrays import Array
@@ -39,7 +44,7 @@ class SplitOptions(RunOptions, total=False):
     mask_value: float
 
 
-class DecodeOptions(QueriedValuesOptions, FeatureOptions, SplitOptions, total=False):
+class DecodeOptions(QueriedValuesOptions, FeatureOptions, BlockScaleOptions, SplitOptions, total=False):
     """Keywords of ``mha_decode_paged``."""
 
     backend: Backend
@@ -77,7 +82,7 @@ class PagedPrefillOptions(QueriedValuesOptions, PrefillOptions, total=False):
     kv_layout: KVLayout
 
 
-class AttendOptions(QueriedValuesOptions, FeatureOptions, RunOptions, total=False):
+class AttendOptions(QueriedValuesOptions, FeatureOptions, BlockScaleOptions, RunOptions, total=False):
     """Keywords of ``attend_paged``."""
 
     plan: Schedule | None

@@ -37,6 +37,13 @@ class QueriedValuesOptions(TypedDict, total=False):
     qv: Array | None
 
 
+class BlockScaleOptions(TypedDict, total=False):
+    """Keywords of calls that take K and V of 4 bits."""
+
+    k_block_scale: Array | None
+    v_block_scale: Array | None
+
+
 DOCUMENTATION = {
     "qv": qv.DOCUMENTATION,
     "leftpad_k": leftpad.DOCUMENTATION,
@@ -46,7 +53,10 @@ DOCUMENTATION = {
     "alibi_slopes": alibi.DOCUMENTATION,
     "temperature": temperature.DOCUMENTATION,
     "q_scale, k_scale, v_scale": scales.DOCUMENTATION,
+    "k_block_scale, v_block_scale": scales.BLOCK_DOCUMENTATION,
 }
 """Name -> what it is, a paragraph of plain text."""
-NAMES = (*QueriedValuesOptions.__annotations__, *FeatureOptions.__annotations__)
+NAMES = (
+    *QueriedValuesOptions.__annotations__, *FeatureOptions.__annotations__, *BlockScaleOptions.__annotations__
+)
 DEFAULTS = {name: 0.0 if name == "softcap" else None for name in NAMES}

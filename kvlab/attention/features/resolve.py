@@ -16,7 +16,7 @@ from kvlab.attention.features.leftpad import check_of_sequences
 from kvlab.attention.features.masks import MaskPlan
 from kvlab.attention.features.positions import positions_of_rows
 from kvlab.attention.features.qv import qv_of_rows
-from kvlab.attention.features.scales import Scale, Scales, latent_scales, resolve_scales, scale_of
+from kvlab.attention.features.scales import Scale, Scales, latent_scales, resolve_scales, scale_of, with_blocks
 from kvlab.attention.features.sinks import resolve_sinks
 from kvlab.attention.features.softcap import resolve_softcap
 from kvlab.attention.features.temperature import resolve_temperature
@@ -52,12 +52,13 @@ class Features:
     def with_arrays(
         self, q: Any, k: Any, v: Any, *, leftpad_k: Any = None, q_positions: Any = None, sinks: Any = None,
         alibi_slopes: Any = None, temperature: Any = None, qv: Any = None, q_scale: Any = None, k_scale: Any = None,
-        v_scale: Any = None,
+        v_scale: Any = None, k_block_scale: Any = None, v_block_scale: Any = None,
     ) -> Features:
         """The mask and softcap of a call with what else another call of its kind asks for, which needs no check."""
         heads = int(k.shape[-2])
         scales = Scales(
-            scale_of(q_scale, q, heads, by_token=False), scale_of(k_scale, k, heads), scale_of(v_scale, v, heads)
+            scale_of(q_scale, q, heads, by_token=False), with_blocks(scale_of(k_scale, k, heads), k_block_scale),
+            with_blocks(scale_of(v_scale, v, heads), v_block_scale),
         )
         mask = self.mask
         if leftpad_k is not None or q_positions is not None:
@@ -90,7 +91,7 @@ class Features:
         found = (
             self.mask.valid, self.mask.leftpad, self.mask.positions, self.mask.bias, self.sinks, self.slopes,
             self.temperature, self.qv,
-            *(scale.array for scale in vars(self.scales).values()),
+            *(array for scale in vars(self.scales).values() for array in (scale.array, scale.blocks)),
         )
         return tuple(array for array in found if array is not None)
 
@@ -107,16 +108,17 @@ class Features:
 
 def resolve_features(
     q: Any, k: Any, v: Any, *, mask: MaskPlan, batch: int, softcap: Any = 0.0, sinks: Any = None,
-    alibi_slopes: Any = None, temperature: Any = None, qv: Any = None, q_scale: Any = None, k_scale: Any = None,
-    v_scale: Any = None,
+    alibi_slopes: Any = None, temperature: Any = None, qv: Any = None, **by: Any,
 ) -> Features:
-    """The features of a call on q ``[.., Hq, D]``, k and v ``[.., Hkv, D]``. ValueError that names the argument."""
+    """The features of a call on q ``[.., Hq, D]``, k and v ``[.., Hkv, D]``, ``by`` the scales of ``resolve_scales``.
+    ValueError that names the argument.
+    """
     number = resolve_softcap(softcap)
     sinks, slopes = resolve_sinks(sinks, q), resolve_slopes(alibi_slopes, q, batch)
     temperature = resolve_temperature(temperature, q)
     check_of_sequences("mask.valid_lengths", mask.valid, q, batch)
     check_bias(mask.bias, q, batch)
-    scales = resolve_scales(q, k, v, batch, q_scale, k_scale, v_scale)
+    scales = resolve_scales(q, k, v, batch, **by)
     return Features(mask, number, sinks, slopes, temperature, qv_of_rows(qv, q), scales)
 
 

@@ -1,9 +1,12 @@
-"""Scales of fp8 e4m3 queries, keys and values: checked, and in the forms that kernels fold into their sums.
+"""Scales of fp8 queries, of keys and values of fp8 or 4 bits: checked, and in the forms that kernels fold into sums.
 
 A scale is None (1), a number, an array ``[Hkv]`` (or of one element) or ``[B, Hkv]`` of float32, or, for K and V, one
 for each token and head. It multiplies what is stored: the true K is ``k * k_scale``. Scales of arrays that are not fp8
 are ignored. Numbers and scales of heads go into the softmax scale and the epilogue, those of tokens into the columns of
 S and P.
+
+Keys and values of 4 bits are bytes, the first of two columns in the low half: e2m1 where scales of blocks are given
+(NVFP4: e4m3, of 16 columns each; they multiply the tile where it is converted), integers from -8 to 7 otherwise.
 
 Operations call :func:`resolve_scales` and hand the :class:`Scales` to all siblings.
 """
@@ -15,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import check_array, finite_number, known_dtype
+from kvlab.attention.call.checks import check_array, check_strides, finite_number, known_dtype
 from kvlab.attention.tiles.masked import load
 from kvlab.attention.tiles.online_softmax import LOG2E
-from kvlab.attention.tiles.strides import PageStrides
+from kvlab.attention.tiles.strides import PageStrides, in_units
 from kvlab.common.arrays import dtype_of, same_place
 from kvlab.common.checks import require
-from kvlab.common.torch_here import is_torch
+from kvlab.common.torch_here import is_torch, torch_here
+from kvlab.formats.stored import STORED
 from kvlab.memory import float8_e4m3fn, float32
 from kvlab.staging import Fragments
 
@@ -30,10 +34,19 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 DOCUMENTATION = (
-    "of e4m3 arrays: a number, float32 ``[Hkv]`` or ``[B, Hkv]``, or, for K and V, of each token and head ``[pages, "
-    "page_size, Hkv]`` (so is taken what could be ``[B, Hkv]``, too); the true K is ``k_cache * k_scale``. Ignored for "
-    "other dtypes"
+    "of e4m3 arrays, and of K and V of 4 bits: a number, float32 ``[Hkv]`` or ``[B, Hkv]``, or, for K and V, of each "
+    "token and head ``[pages, page_size, Hkv]`` (so is taken what could be ``[B, Hkv]``, too); the true K is "
+    "``k_cache * k_scale``. Ignored for other dtypes"
 )
+BLOCK_DOCUMENTATION = (
+    "of K and V of uint8, two e2m1 a byte, both or none: float8_e4m3fn ``[pages, page_size, Hkv, D / 16]`` (NVFP4), "
+    "finite and not negative, of 16 columns each, besides k_scale and v_scale; without them uint8 is two integers, -8 "
+    "to 7"
+)
+BLOCK = 16
+"""Columns of 4 bits that share an e4m3 scale."""
+BLOCK_UNIT = 2.0**7
+"""Columns with scales of blocks over this are multiplied, all exact in float16."""
 P_SCALE = 2.0**8
 """P times this is rounded to e4m3 where P V runs in fp8; its inverse is in the epilogue."""
 
@@ -41,12 +54,13 @@ P_SCALE = 2.0**8
 @dataclass(frozen=True, eq=False)
 class Scale:
     """``number`` times the element of ``heads`` ``[Hkv]`` or ``[B, Hkv]``, or of ``tokens`` (K's or V's shape without
-    its last axis).
+    its last axis), times that of ``blocks``, e4m3 of each 16 columns.
     """
 
     number: float = 1.0
     heads: Any = None
     tokens: Any = None
+    blocks: Any = None
 
     @property
     def kind(self) -> str:
@@ -59,9 +73,31 @@ class Scale:
         return self.heads if self.tokens is None else self.tokens
 
     @property
+    def factor(self) -> float:
+        """The number, times what columns with scales of blocks are divided by where they are multiplied."""
+        return self.number if self.blocks is None else self.number * BLOCK_UNIT
+
+    @property
     def scaled(self) -> bool:
         """The scale is another than 1."""
         return self.array is not None or self.number != 1
+
+    def values(self, cache: Any, where: Any) -> Any:
+        """The rows ``where`` of K or V as they are before :meth:`at`: of 4 bits the numbers of their codes, times the
+        scales of their blocks; float64, NumPy.
+
+        >>> cache = np.array([[0x21, 0xF8]], np.uint8)
+        >>> Scale().values(cache, 0).tolist(), Scale(blocks=np.array([[2.0]], float8_e4m3fn)).values(cache, 0).tolist()
+        ([1.0, 2.0, -8.0, -1.0], [1.0, 2.0, -0.0, -12.0])
+        """
+        rows = cache[where]
+        if not is_four_bits(cache):
+            return rows
+        codes = np.stack([rows & 15, rows >> 4], -1).reshape(*rows.shape[:-1], columns_of(cache))
+        if self.blocks is None:
+            return STORED["s4"].numbers(codes).astype(np.float64)
+        by = np.repeat(np.asarray(self.blocks[where]).astype(np.float64), BLOCK, -1)[..., : codes.shape[-1]]
+        return STORED["e2m1"].numbers(codes) * by
 
     def at(self, where: Any, sequence: int = 0) -> Any:
         """The scales ``[Hkv]`` or ``[n, Hkv]`` of the rows ``where`` of K or V of a sequence, float64, NumPy."""
@@ -89,8 +125,13 @@ class Scales:
     rope: Scale = field(default_factory=Scale)
 
     def factor_log2(self, scale: float) -> float:
-        """``scale`` of the softmax in units of log2, times the numbers of q and k."""
-        return scale * LOG2E * self.q.number * self.k.number
+        """``scale`` of the softmax in units of log2, times the numbers of q and k, as K is multiplied."""
+        return scale * LOG2E * self.q.number * self.k.factor
+
+    @property
+    def v_factor(self) -> float:
+        """The number of v, as V is multiplied."""
+        return self.v.factor
 
     @property
     def kinds(self) -> tuple[str, str, str]:
@@ -103,8 +144,28 @@ def is_fp8(array: Any) -> bool:
     return known_dtype(array, "array") == float8_e4m3fn
 
 
+def is_scaled(array: Any) -> bool:
+    """Tells whether the elements are e4m3, or of 4 bits."""
+    return known_dtype(array, "array") in (float8_e4m3fn, np.uint8)
+
+
+def is_four_bits(array: Any) -> bool:
+    """Tells whether the elements are bytes, each two columns of 4 bits."""
+    return known_dtype(array, "array") == np.uint8
+
+
+def columns_of(array: Any) -> int:
+    """Columns of a row of K or V ``[.., D]``, or of 4 bits ``[.., D / 2]``.
+
+    >>> columns_of(np.zeros((4, 16, 2, 64), np.uint8)), columns_of(np.zeros((4, 16, 2, 64), float8_e4m3fn))
+    (128, 64)
+    """
+    return int(array.shape[-1]) << is_four_bits(array)
+
+
 def resolve_scales(
-    q: Any, k: Any, v: Any, batch: int, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None
+    q: Any, k: Any, v: Any, batch: int, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+    k_block_scale: Any = None, v_block_scale: Any = None,
 ) -> Scales:
     """The scales of q, k ``[.., Hkv, D]`` and v of ``batch`` sequences; ValueError for what is no scale of theirs.
 
@@ -117,16 +178,53 @@ def resolve_scales(
     ValueError: k_scale has shape (3,): must be a number, [Hkv = 2], [B = 3, 2] or, of each token and head, (4, 16, 2)
     """
     heads = int(k.shape[-2])
+    check_block_scales(k, v, k_block_scale, v_block_scale)
     return Scales(
         resolve_scale("q_scale", q_scale, q, batch, heads, None),
-        resolve_scale("k_scale", k_scale, k, batch, heads, tuple(k.shape[:-1])),
-        resolve_scale("v_scale", v_scale, v, batch, heads, tuple(v.shape[:-1])),
+        with_blocks(resolve_scale("k_scale", k_scale, k, batch, heads, tuple(k.shape[:-1])), k_block_scale),
+        with_blocks(resolve_scale("v_scale", v_scale, v, batch, heads, tuple(v.shape[:-1])), v_block_scale),
     )
+
+
+def check_block_scales(k: Any, v: Any, k_block_scale: Any, v_block_scale: Any) -> None:
+    """ValueError for scales of blocks that are not of K and V of 4 bits, both or none.
+
+    >>> k, scale = np.zeros((4, 16, 2, 32), np.uint8), np.ones((4, 16, 2, 4), float8_e4m3fn)
+    >>> check_block_scales(k, k, scale, scale)
+    >>> check_block_scales(k, k, scale, scale[..., :2])
+    Traceback (most recent call last):
+        ...
+    ValueError: v_block_scale has shape (4, 16, 2, 2): must be (4, 16, 2, 4), one of each 16 columns of v
+    """
+    given = {"k_block_scale": k_block_scale, "v_block_scale": v_block_scale}
+    missing = [name for name, scale in given.items() if scale is None]
+    if len(missing) == 2:
+        return
+    require(not missing, f"{''.join(missing)} is None", "given with that of the other: K and V are of one format")
+    for (name, scale), (of, array) in zip(given.items(), (("k", k), ("v", v)), strict=True):
+        require(is_four_bits(array), f"{name} with {of} of dtype {array.dtype}", "left out: of uint8, two e2m1 a byte")
+        check_array(name, scale)
+        same_place(**{name: scale, of: array})
+        require(is_fp8(scale), f"{name} has dtype {scale.dtype}", "float8_e4m3fn")
+        shape, expected = tuple(scale.shape), (*array.shape[:-1], columns_of(array) // BLOCK)
+        require(shape == tuple(map(int, expected)), f"{name} has shape {shape}",
+                f"{tuple(map(int, expected))}, one of each {BLOCK} columns of {of}")
+        check_strides(name, scale)
+
+
+def with_blocks(scale: Scale, blocks: Any) -> Scale:
+    """A scale and those of blocks."""
+    return scale if blocks is None else replace(scale, blocks=blocks)
+
+
+def block_bytes(scale: Scale) -> Any:
+    """The scales of blocks, torch tensors, as bytes: kernels for sm_80 know no e4m3. None where there are none."""
+    return None if scale.blocks is None else scale.blocks.view(torch_here().uint8)
 
 
 def resolve_scale(name: str, scale: Any, of: Any, batch: int, heads: int, tokens: tuple[int, ...] | None) -> Scale:
     """The scale ``name`` of the array ``of`` with ``heads`` heads in ``batch`` sequences, or of each of ``tokens``."""
-    if scale is not None and is_fp8(of):
+    if scale is not None and is_scaled(of):
         if not (is_torch(scale) or isinstance(scale, np.ndarray)):
             return Scale(finite_number(scale, name, "a finite number that float32 holds, or an array"))
         check_array(name, scale)
@@ -143,7 +241,7 @@ def resolve_scale(name: str, scale: Any, of: Any, batch: int, heads: int, tokens
 
 def scale_of(scale: Any, of: Any, heads: int, *, by_token: bool = True) -> Scale:
     """A scale that :func:`resolve_scale` lets pass."""
-    if scale is None or not is_fp8(of):
+    if scale is None or not is_scaled(of):
         return Scale()
     if not (is_torch(scale) or isinstance(scale, np.ndarray)):
         return Scale(float(scale))
@@ -167,6 +265,19 @@ def scale_strides(scale: Scale, *, ragged: bool = False) -> PageStrides:
         strides = strides[1:]
     page, token, head = (0,) * (3 - len(strides)) + strides
     return PageStrides(0 if ragged else page, token, head)
+
+
+def block_strides(scales: Scales) -> tuple[int, list[int | None]]:
+    """(unit, strides): strides of the scales of blocks of K and of V, torch tensors, of the axes but the last, in the
+    unit of ``in_units``; 0 and None where there are none.
+
+    >>> block_strides(Scales())
+    (0, [None, None, None, None, None, None])
+    """
+    if scales.k.blocks is None:
+        return 0, [None] * 6
+    unit, strides = in_units(*(one.blocks.stride()[:3] for one in (scales.k, scales.v)))
+    return unit, [step for steps in strides for step in steps]
 
 
 def sequence_stride(scale: Scale) -> int | None:

@@ -13,7 +13,8 @@ import numpy as np
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, float16
 from kvlab.staging import Fragments, KVCacheIterator, Traffic, row_offsets
-from kvlab.staging.tile.pairs import halves
+from kvlab.staging.nvidia.mma_sync_plan import Q_ROLES
+from kvlab.staging.tile.pairs import halves, quarters
 from kvlab.staging.tile.shared_tile import TileView
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
+NO_BLOCKS = np.ones(1, np.float32)
+"""Scales of blocks where there are none."""
 
 
 class DecodeCTA(Parts):
@@ -48,8 +51,8 @@ class DecodeCTA(Parts):
 
     @property
     def q_columns(self) -> IntArray | None:
-        """The order in which it takes the columns of Q, None for their own: with pairs the even, then the odd ones of
-        each piece.
+        """The order in which it takes the columns of Q, None for their own: with elements of several columns the first,
+        then the second ones and so on of each piece.
         """
         if self.each == 1:
             return None
@@ -77,11 +80,11 @@ class DecodeCTA(Parts):
         both = zip(self.ctas, self.tiles, strict=True)
         return tuple(cta.load_v(tiles.next_tile(), active) for cta, (_, tiles) in both if tiles is not None)
 
-    def scores(self, q: tuple[Any, ...], k: tuple[Any, ...], active: Array) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``: piece after piece, even before odd columns."""
+    def scores(self, q: tuple[Any, ...], k: tuple[Any, ...], active: Array, blocks: Array = NO_BLOCKS) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``: piece after piece, even before odd columns. ``blocks``: scales of K."""
         s: Fragments | None = None
         for i, (cta, operand) in enumerate(zip(self.ctas, k, strict=False)):
-            for half, factor in enumerate(self._factors(operand)):
+            for half, factor in enumerate(self._factors(operand, self.k[i], blocks)):
                 s = cta.scores(q[i * self.each + half], factor, active, s, **_role(half))
         assert s is not None
         return s
@@ -95,17 +98,28 @@ class DecodeCTA(Parts):
                 columns.append(piece.positions(half))
         return Accumulator(tuple(parts), tuple(columns))
 
-    def accumulate(self, p: Fragments, v: tuple[Any, ...], o: Accumulator, active: Array) -> Accumulator:
-        """O += P V."""
-        factors = [(cta, b) for cta, operand in zip(self.of_v, v, strict=True) for b in self._factors(operand)]
+    def accumulate(
+        self, p: Fragments, v: tuple[Any, ...], o: Accumulator, active: Array, blocks: Array = NO_BLOCKS
+    ) -> Accumulator:
+        """O += P V. ``blocks``: scales of V."""
+        operands = zip(self.of_v, v, self.v, strict=True)
+        factors = [(cta, b) for cta, operand, piece in operands for b in self._factors(operand, piece, blocks)]
         values = [(*both, part) for both, part in zip(factors, o.parts, strict=True)]
         return o.with_parts(self.add_values(p, values, active))
 
-    def _factors(self, operand: Any) -> tuple[Any, ...]:
-        """What the products take of an operand's registers: two of pairs."""
+    def _factors(self, operand: Any, piece: PieceColumns, blocks: Array) -> tuple[Any, ...]:
+        """What the products take of an operand's registers: as many as its elements have columns. ``blocks``
+        ``[programs, BN, D / 16]``: scales of four elements each.
+        """
         if self.each == 1:
             return (operand,)
-        return tuple(operand.with_values(half) for half in halves(operand.values))
+        if self.each == 2:
+            return tuple(operand.with_values(half) for half in halves(operand.values))
+        scale = None
+        if blocks.ndim > 1:
+            column = np.minimum((piece.first + operand.map.col) // 4, blocks.shape[2] - 1)  # padding holds zeros
+            scale = blocks[:, operand.map.row, column].astype(np.float32)
+        return tuple(operand.with_values(quarter) for quarter in quarters(operand.values, scale))
 
 
 class WholeRowsCTA(DecodeCTA):
@@ -128,7 +142,9 @@ class WholeRowsCTA(DecodeCTA):
         (v,) = super().load_v(active)
         return (TileView(v, _pairs),)
 
-    def scores(self, q: tuple[TileView, ...], k: tuple[TileView, ...], active: Array) -> Fragments:
+    def scores(
+        self, q: tuple[TileView, ...], k: tuple[TileView, ...], active: Array, blocks: Array = NO_BLOCKS
+    ) -> Fragments:
         """See :meth:`DecodeCTA.scores`."""
         return super().scores((q[0].value,), (k[0].value,), active)
 
@@ -137,7 +153,9 @@ class WholeRowsCTA(DecodeCTA):
         o = super().zeros()
         return Accumulator(o.parts, o.columns, 2)
 
-    def accumulate(self, p: Fragments, v: tuple[TileView, ...], o: Accumulator, active: Array) -> Accumulator:
+    def accumulate(
+        self, p: Fragments, v: tuple[TileView, ...], o: Accumulator, active: Array, blocks: Array = NO_BLOCKS
+    ) -> Accumulator:
         """See :meth:`DecodeCTA.accumulate`."""
         return super().accumulate(p, (v[0].value,), o, active)
 
@@ -169,14 +187,16 @@ class QueriedValuesCTA(DecodeCTA):
         """V's tile as operands of S += Qv V^T."""
         return self._values
 
-    def accumulate(self, p: Fragments, v: tuple[Any, ...], o: Accumulator, active: Array) -> Accumulator:
+    def accumulate(
+        self, p: Fragments, v: tuple[Any, ...], o: Accumulator, active: Array, blocks: Array = NO_BLOCKS
+    ) -> Accumulator:
         """O += P V, V from the memory where it lies."""
         models: list[Any] = self.of_v
         return super().accumulate(p, tuple(cta.load_v(None, active) for cta in models), o, active)
 
 
 def _role(half: int) -> dict[str, str]:
-    return {"role": "q_odd"} if half else {}
+    return {"role": Q_ROLES[half]} if half else {}
 
 
 def _even(tile: Array) -> Array:
@@ -205,19 +225,20 @@ def decode_cta(
     """
     BM, BN, stored = config.BM, config.BN, k_cache.dtype
     model = choose(arch, stored, "mha_decode", rows=BM).cta
-    pairs = stored.itemsize == 1
-    whole = pairs and model.whole_rows
-    each = 2 if pairs and not whole else 1
-    depths = k_cache.kv_params.head_size, v_cache.kv_params.head_size
+    four, narrow = stored == np.uint8, stored.itemsize == 1
+    whole = narrow and model.whole_rows
+    each = 1 if whole or not narrow else 4 if four else 2
+    step = 2 if narrow and not whole else 1  # what the cache counts in an element
+    depths = k_cache.kv_params.head_size << four, v_cache.kv_params.head_size << four
     k, v = (
         piece_columns((w[0] << whole, w[1] << whole), depth, each)
         for w, depth in zip((config.columns, config.v_columns), depths, strict=True)
     )
-    rows, product = KVRows(k_cache, v_cache, batch_idx, head_idx), np.dtype(float16) if pairs else stored
+    rows, product = KVRows(k_cache, v_cache, batch_idx, head_idx), np.dtype(float16) if narrow else stored
 
     def walk(cache: PagedKVCache, piece: PieceColumns) -> KVCacheIterator:
         at = cache, batch_idx, np.zeros_like(batch_idx), head_idx
-        return tile_walk(at, BN, *keys, piece.first * each, piece.inside * each)
+        return tile_walk(at, BN, *keys, piece.first * step, piece.inside * step)
 
     tiles: list[tuple[KVCacheIterator | None, KVCacheIterator | None]] = []
     if qv:
@@ -237,7 +258,7 @@ def decode_cta(
         of_k, of_v = ((p[i].inside, p[i].width) if i < len(p) else (0, 0) for p in (k, v))
         tile = TileSpec(
             arch=arch, BM=BM, BN=BN, k=of_k, v=of_v, dtype=product, stored=stored, weights=product,
-            warps=config.num_warps, ahead=min(config.num_stages - 1, 1), pairs=each == 2, along_rows=v[-1].width <= BM,
+            warps=config.num_warps, ahead=min(config.num_stages - 1, 1), each=each, along_rows=v[-1].width <= BM,
         )
         ctas.append(model.of(tile, rows, traffic, beside=i > 0))
         tiles.append((walk(k_cache, k[i]) if i < len(k) else None, walk(v_cache, v[i]) if i < len(v) else None))

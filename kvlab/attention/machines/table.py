@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+
 from kvlab.attention.call.checks import check_lane_copies
 from kvlab.common.arrays import dtype_of
 from kvlab.common.checks import require
@@ -19,8 +21,10 @@ from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA
 from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
 from kvlab.staging.tile.tile_spec import TileCTA
 
-KINDS = {1: "e4m3", 2: "16 bits", 4: "float32"}
-"""What rows call a dtype of K and V, by its bytes."""
+
+def kind_of(dtype: Any) -> str:
+    """What rows call a dtype of K and V: "4 bits" of two columns a byte, "e4m3", "16 bits" or "float32"."""
+    return "4 bits" if dtype == np.uint8 else {1: "e4m3", 2: "16 bits", 4: "float32"}[dtype.itemsize]
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ MACHINES = (
     Machine(_PREFILLS, ("sm_90",), ("e4m3",), WgmmaCTA, rows=64),
     Machine((*_DECODES, *_PREFILLS), ("sm_80", "sm_90"), ("16 bits",), MmaSyncCTA),
     Machine((*_DECODES, *_PREFILLS), ("sm_90",), ("e4m3",), MmaSyncCTA),
+    Machine(("mha_decode",), ("sm_80", "sm_90"), ("4 bits",), MmaSyncCTA),
     Machine((*_DECODES, *_PREFILLS), ("sm_80", "sm_90"), ("float32",), FmaCTA),
     Machine(("mha_decode",), ("gfx950",), ("16 bits",), KVBufferDecodeCTA, columns=_both(64, 128, 256, 512)),
     Machine(("mha_decode",), ("gfx950",), ("e4m3",), KVBufferDecodeCTA, columns=_both(128, 256, 512)),
@@ -141,7 +146,7 @@ def choose(arch: str, dtype: Any, operation: str, *, rows: int = 0, listed: bool
     ValueError: K and V in float8_e4m3fn on sm_80: must be on sm_90 or gfx950: sm_80 has no e4m3
     """
     mine = _of(operation, arch, listed)
-    found = [row for row in mine if KINDS[dtype.itemsize] in row.kinds and rows >= row.rows]
+    found = [row for row in mine if kind_of(dtype) in row.kinds and rows >= row.rows]
     if not found:
         _refuse_dtype(operation, arch, "K and V", dtype)
     return found[0]
@@ -157,9 +162,9 @@ def check_emulated(
     mine = _of(operation, arch, listed)
     for name, array in arrays.items():
         dtype, numbers = dtype_of(array, name), (columns or {}).get(name)
-        row = next((row for row in mine if KINDS[dtype.itemsize] in row.kinds), None)
+        row = next((row for row in mine if kind_of(dtype) in row.kinds), None)
         told = (row or mine[0]).columns if numbers else None
-        if row is None and (told is None or KINDS[dtype.itemsize] == "e4m3"):
+        if row is None and (told is None or dtype.itemsize == 1):
             _refuse_dtype(operation, arch, name, dtype)
         if told is not None and numbers is not None:
             asked = told.asked.format(*numbers, name=name, dtype=dtype)
@@ -178,7 +183,7 @@ def _of(operation: str, arch: str, listed: bool) -> list[Machine]:
 
 def _refuse_dtype(operation: str, arch: str, name: str, dtype: Any) -> NoReturn:
     """ValueError that names the architectures which take the dtype."""
-    archs = _archs(row for row in MACHINES if operation in row.operations and KINDS[dtype.itemsize] in row.kinds)
+    archs = _archs(row for row in MACHINES if operation in row.operations and kind_of(dtype) in row.kinds)
     multiplied = any(get_atom(atom).dtype == dtype for atom in get_arch(arch).atoms)
-    why = f": {arch} has no e4m3" if KINDS[dtype.itemsize] == "e4m3" and not multiplied else ""
+    why = f": {arch} has no e4m3" if kind_of(dtype) == "e4m3" and not multiplied else ""
     raise ValueError(f"{name} in {dtype} on {arch}: must be on {_either(archs)}{why}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,12 +14,12 @@ from kvlab.attention.call.planned import HOME, PlannedCall, lengths_must_differ
 from kvlab.attention.features.intervals import host, keys_in_table
 from kvlab.attention.features.qv import check_emulated_qv, check_qv
 from kvlab.attention.features.resolve import kv_view
-from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.features.scales import is_scaled
 from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
-from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
+from kvlab.attention.machines.gpu import check_fp8_gpu, target_of, traits
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
-from kvlab.common.arrays import add_axis, address_of, element_strides, on_gpu
+from kvlab.common.arrays import add_axis, address_of, dtype_of, element_strides, on_gpu
 from kvlab.common.checks import require
 
 from .config import MAX_ROWS, choose_config, problem_of
@@ -43,8 +43,10 @@ class PagedDecode(PlannedCall):
         Operand("qv", optional=True),
         Operand("out", strides="", optional=True),
     )
-    paged_scales = "k_scale", "v_scale"
+    paged_scales = "k_scale", "v_scale", "k_block_scale", "v_block_scale"
     out_may_be = "q"
+    four_bits: ClassVar[bool] = False
+    """Tells whether K and V may be of 4 bits."""
     num_splits: int | None = None
     mask_value: float = MASK_VALUE
     balanced: bool | None = None
@@ -67,8 +69,8 @@ class PagedDecode(PlannedCall):
         require(1 <= tokens <= most, f"q has {tokens} new tokens a sequence", f"1 to {most}")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
         check_pages(caches)
-        check_heads(q, caches)
-        if is_fp8(self.k_cache):
+        check_heads(q, caches, four_bits=self.four_bits)
+        if is_scaled(self.k_cache):
             check_pairs(caches)
         check_qv(self.arguments.get("qv"), q, self.v_cache)
 
@@ -107,12 +109,11 @@ class PagedDecode(PlannedCall):
             machine, sibling = ("sm_90", "hopper_emulator") if emulated else (None, "hopper")
             return Explanation("mha_decode", chosen, reason, tiles, tiles.grid(), machine), problem, sibling
         if emulated and not hopper:
-            depths = int(q.shape[-1]), int(v_cache.shape[-1])
+            depths = problem.head_dim, problem.v_dim
             check_emulated_qv(features.qv, emulated)
             caches = {"k_cache": k_cache, "v_cache": v_cache} | given(qv=features.qv)
             check_emulated("mha_decode", emulated, q, caches, {"k_cache": depths})
-        if problem.pairs:
-            check_fp8_gpu(q)
+        check_narrow_gpu(q, problem)
         if self.over_schedule:
             emulated = "sm_90" if emulated and hopper else emulated
             walks = self.walks(problem, problem.tokens, emulated, hopper=hopper)
@@ -143,6 +144,7 @@ class MHADecode(PagedDecode):
     """Of ``mha_decode_paged``."""
 
     operation = "mha_decode"
+    four_bits = True
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -160,8 +162,17 @@ def arrays_of_collection(q: Any, cache: Any, layer: int) -> dict[str, Any]:
 
 
 def check_pairs(caches: dict[str, Any]) -> None:
-    """ValueError for rows of fp8 that do not start at an even byte: columns move in pairs."""
+    """ValueError for rows of fp8 or 4 bits that do not start at an even byte: columns move in elements of 16 bits."""
     for name, cache in caches.items():
         strides = element_strides(cache, name)
         even = address_of(cache) % 2 == 0 and not any(step % 2 for step in strides[:-1])
-        require(even, f"{name} of float8_e4m3fn has strides {strides}", "rows at even bytes")
+        require(even, f"{name} of {dtype_of(cache, name)} has strides {strides}", "rows at even bytes")
+
+
+def check_narrow_gpu(q: Any, problem: Any) -> None:
+    """ValueError where q is on a GPU that does not convert the problem's K and V."""
+    if problem.pairs:
+        check_fp8_gpu(q)
+    elif problem.each == 4 and on_gpu(q):
+        arch = target_of(q, None).arch
+        require(not traits(arch).amd, f"K and V of 4 bits on {arch}", "on NVIDIA, sm_80 or later")

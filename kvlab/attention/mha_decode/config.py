@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvlab.attention.features.intervals import most_keys
+from kvlab.attention.features.scales import columns_of, is_four_bits
 from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
@@ -20,8 +21,9 @@ TWINS = (
     Twin(
         "attend", kernel="kernel:attend", emulator="emulator:attend",
         synonyms={
-            "problem.pairs": "PAIRS", "config.longest_first": "LONGEST_FIRST", "seq_lens": "seq_lens_ptr",
-            "v_factor": "scales.v.number", "cache.page_size_": "PAGE", "bincount": "histogram", "load_q": "load_rows",
+            "problem.each": "EACH", "load_tile": "load", "config.longest_first": "LONGEST_FIRST",
+            "seq_lens": "seq_lens_ptr",
+            "v_factor": "scales.v_factor", "cache.page_size_": "PAGE", "bincount": "histogram", "load_q": "load_rows",
             "store_rows": "store",
         },
         held={
@@ -52,8 +54,8 @@ class DecodeProblem:
     kv_heads: int
     head_dim: int
     v_dim: int
-    itemsize: int
-    """Bytes of an element of K and V."""
+    itemsize: float
+    """Bytes of an element of K and V: 0.5 of 4 bits."""
     page_size: int
     max_keys: int
 
@@ -68,15 +70,21 @@ class DecodeProblem:
         return self.itemsize == 1
 
     @property
+    def each(self) -> int:
+        """Columns of an element as the kernel counts them: of 16 bits or more."""
+        return max(int(2 / self.itemsize), 1)
+
+    @property
     def widths(self) -> tuple[int, int]:
         """Elements of a row of K and of V, as the kernel counts them."""
-        return (self.head_dim // 2, self.v_dim // 2) if self.pairs else (self.head_dim, self.v_dim)
+        return self.head_dim // self.each, self.v_dim // self.each
 
 
 def problem_of(q: Any, k_cache: Any, v_cache: Any, block_table: Any) -> DecodeProblem:
     """The sizes of a call on q ``[B, S, Hq, D]`` and pages; arrays of either library."""
-    (batch, tokens, q_heads, head_dim), (_, page_size, kv_heads, v_dim) = (map(int, x.shape) for x in (q, v_cache))
-    itemsize, max_keys = dtype_of(k_cache, "k_cache").itemsize, most_keys(int(block_table.shape[1]), page_size)
+    (batch, tokens, q_heads, head_dim), (_, page_size, kv_heads, _) = (map(int, x.shape) for x in (q, v_cache))
+    max_keys, v_dim = most_keys(int(block_table.shape[1]), page_size), columns_of(v_cache)
+    itemsize = 0.5 if is_four_bits(k_cache) else dtype_of(k_cache, "k_cache").itemsize
     return DecodeProblem(batch, tokens, q_heads, kv_heads, head_dim, v_dim, itemsize, page_size, max_keys)
 
 
@@ -85,7 +93,7 @@ class DecodeConfig:
     """Tile sizes and launch parameters, the same for the kernel and the emulator.
 
     BM query rows (tokens x heads of one KV head), BN keys. Columns of Q and K, and those of V and the output, come in
-    one or two pieces, powers of two, in elements of 16 bits or more (pairs of fp8).
+    one or two pieces, powers of two, in elements of 16 bits or more (two columns of fp8, four of 4 bits).
     """
 
     BM: int
@@ -120,13 +128,13 @@ def choose_config(
     registers; ``biased``: an array is added to them.
 
     Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
-    128 keys. Large depths take small tiles or more warps, or the registers spill; so does float32, which has no tensor
-    cores to hold its accumulators: more warps, and fewer keys before sm_90. Where a tile has no room there are half as
-    many keys and eight warps, or one stage of float32. Beyond 256 columns the wide piece of V is the last one, whose
-    columns the warps share out: along the rows each would hold all of them. One split where the programs fill 0.6 of
-    the device's places; otherwise the smallest number of splits that comes within 0.95 of the best use of them, each of
-    at least 256 keys. ``batch_invariant``: a split for every 2048 keys that a row of the table holds, whatever the
-    batch and the device.
+    128 keys, and so do 4 bits, where 64 are few bytes. Large depths take small tiles or more warps, or the registers
+    spill; so does float32, which has no tensor cores to hold its accumulators: more warps, and fewer keys before sm_90.
+    Where a tile has no room there are half as many keys and eight warps, or one stage of float32. Beyond 256 columns
+    the wide piece of V is the last one, whose columns the warps share out: along the rows each would hold all of them.
+    One split where the programs fill 0.6 of the device's places; otherwise the smallest number of splits that comes
+    within 0.95 of the best use of them, each of at least 256 keys. ``batch_invariant``: a split for every 2048 keys
+    that a row of the table holds, whatever the batch and the device.
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=16, max_keys=32768)
@@ -142,8 +150,10 @@ num_warps=4, num_stages=3)
     if v_columns[1] and max(widths) > 256 and problem.itemsize <= 2 and not traits(arch).amd:
         v_columns = v_columns[::-1]
     one = columns[1] == v_columns[1] == 0
-    itemsize = max(problem.itemsize, 2)
+    itemsize = max(int(problem.itemsize), 2)
     BM, BN, warps, num_stages = _tile(widths, itemsize, arch, heavy or not one, rows)
+    if problem.each == 4 and max(widths) <= 64:
+        BN = 2 * BN
     row_tiles = -(-rows // BM)
     programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors
     num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
@@ -188,8 +198,9 @@ def _tile(widths: tuple[int, int], itemsize: int, arch: str, heavy: bool, rows: 
 def shared_bytes(config: DecodeConfig, problem: DecodeProblem, arch: str, *, biased: bool = False) -> int:
     """Bytes of shared memory that the kernel takes on ``arch`` at most; ``biased``: an array is added to the scores."""
     k, v = config.BD, sum(config.v_columns)
-    both = 1 + problem.pairs  # of pairs, Q and the output have both halves
-    return tile_bytes(
-        config.BM, config.BN, (k, v), max(problem.itemsize, 2), config.num_stages, arch=arch,
-        q_columns=(both * k, both * v), hops=2, biased=biased,
+    each = problem.each  # Q and the output have all columns of an element
+    bytes_of_blocks = config.num_stages * config.BN * (k + v) // 4 if each == 4 else 0
+    return bytes_of_blocks + tile_bytes(
+        config.BM, config.BN, (k, v), max(int(problem.itemsize), 2), config.num_stages, arch=arch,
+        q_columns=(each * k, each * v), hops=2, biased=biased,
     )

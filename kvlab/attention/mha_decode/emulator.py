@@ -17,6 +17,7 @@ from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.decode import DecodeCTA, decode_cta
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
+from kvlab.attention.tiles.four_bits.emulator import key_blocks, value_blocks
 from kvlab.attention.tiles.fp8_pairs.emulator import narrow
 from kvlab.attention.tiles.masked import load, store
 from kvlab.attention.tiles.online_softmax import log_sum, weigh
@@ -53,13 +54,13 @@ def nth_longest(seq_lens_array: Array, max_keys: int, n: Array) -> Array:
 
 
 def load_rows(
-    cta: DecodeCTA, q_array: Array, index: tuple[Array, ...], is_row: Array, pairs: bool
+    cta: DecodeCTA, q_array: Array, index: tuple[Array, ...], is_row: Array, EACH: int
 ) -> tuple[tuple[Any, ...], Array]:
-    """(q, unit): the rows of ``q_array`` at ``index`` in pieces; with ``pairs`` in float16 and divided by ``unit``
-    ``[P, BM]``, a power of two for each row, before the machine has them.
+    """(q, unit): the rows of ``q_array`` at ``index`` in pieces; of EACH columns an element in float16 and divided by
+    ``unit`` ``[P, BM]``, a power of two for each row, before the machine has them.
     """
     rows, unit = q_array, np.ones(is_row.shape, np.float32)
-    if pairs:
+    if EACH > 1:
         rows, units = narrow(q_array, np.abs(q_array.astype(np.float32)).max(axis=3))
         rows = rows if cta.q_columns is None else np.ascontiguousarray(rows[..., cta.q_columns])
         unit = load(units, index, mask=is_row)
@@ -80,9 +81,9 @@ def attend(
     position, lo, hi, first, limit, pad = split_keys(seq_lens, features, batch, token, split, problem, config)
     rows = batch, head, token, is_row, first, limit
     cta = decode_cta(arch, config, k_cache, v_cache, batch, kv_head, (lo + pad, hi + pad), traffic)  #- programs
-    q, unit = load_rows(cta, q_array, (batch[:, None], token, head), is_row, problem.pairs)
+    q, unit = load_rows(cta, q_array, (batch[:, None], token, head), is_row, problem.each)
     factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
-    if problem.pairs:
+    if problem.each > 1:
         factor = factor * unit  # [P, BM]
     m, l = start_rows(features.sinks, head, split == 0)
     o = cta.zeros()
@@ -93,8 +94,9 @@ def attend(
         exists = key < hi[:, None]
         page, slot = in_pages(k_cache, batch[:, None], key + pad[:, None], exists)
         k = cta.load_k(active)
+        by_block = key_blocks(features, page, slot, kv_head, exists)
         #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
-        s = cta.scores(q, k, active)
+        s = cta.scores(q, k, active, by_block)
         scale = key_scales(features, page, slot, kv_head, exists)
         s = adjust(s, factor, slope, scale, features, position, key)
         #: mask -> s    keys that a row does not see
@@ -104,14 +106,15 @@ def attend(
         o = o.rescale(alpha)
         #: load_v -> v    the V tile of the same pages
         v = cta.load_v(active)
+        by_block = value_blocks(features, page, slot, kv_head, exists)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
         p = scale_weights(p, features, page, slot, kv_head, exists)
-        o = cta.accumulate(p, v, o, active)
+        o = cta.accumulate(p, v, o, active, by_block)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
     if features.sinks is None:
         sees = sees & (first < limit)
-    factor = head_scale(scales.v.number, scales.v.heads, batch, kv_head)[:, None]
+    factor = head_scale(scales.v_factor, scales.v.heads, batch, kv_head)[:, None]
     lse = log_sum(m, l, sees)
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
         l = np.where(sees, divide(factor, l), np.float32(0))  # what the sums of a row are multiplied by

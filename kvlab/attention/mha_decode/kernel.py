@@ -28,8 +28,16 @@ from kvlab.attention.features.kernel import (
     weigh,
 )
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import block_strides, columns_of
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
+from kvlab.attention.tiles.four_bits.kernel import (
+    key_blocks,
+    of_elements,
+    quarters_of_e2m1,
+    quarters_of_int4,
+    value_blocks,
+)
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx, halves, narrow
 from kvlab.attention.tiles.kernel import load_tile, normalise, rescale, store_rows, zeros
 from kvlab.attention.tiles.rows import DecodeSizes
@@ -46,13 +54,15 @@ load_k = load_v = load_tile
 class Constants(NamedTuple):
     """Constants that the kernel is compiled for.
 
-    Columns come in pieces of W0 and W1 (V0 and V1 of V) elements of 16 bits or more; with PAIRS an element is two
-    neighbouring columns of fp8, and D and DV count such elements. BOUNDED: rows see no keys before some first one. PTX:
-    compiled for NVIDIA. Strides of q, K, V and the output count UNIT elements as one.
+    Columns come in pieces of W0 and W1 (V0 and V1 of V) elements of 16 bits or more; an element is EACH neighbouring
+    columns, two of fp8 or four of 4 bits, and D and DV count such elements. BOUNDED: rows
+    see no keys before some first one. PTX: compiled for NVIDIA. Strides of q, K, V and the output count UNIT elements
+    as one. BLOCKS: 0, or of e2m1 with scales of blocks what their strides count as one.
     """
 
     PAGE: int
-    PAIRS: bool
+    EACH: int
+    BLOCKS: int
     D: int
     DV: int
     W0: int
@@ -86,23 +96,28 @@ def nth_longest(seq_lens_ptr, seq_lens_batch, batches, max_keys, n, BATCH: tl.co
 
 
 @triton.jit
-def load_halves(ptr, at, exists, first, columns, WIDTH: tl.constexpr):
-    """The even and the odd columns of a piece of pairs, which counts its columns in pairs."""
+def load_parts(ptr, at, exists, first, columns, WIDTH: tl.constexpr, EACH: tl.constexpr):
+    """The columns of a piece by their number in elements of EACH columns, which it counts: of two the even, then the
+    odd ones.
+    """
     column = first + tl.arange(0, WIDTH)
     inside = exists[:, None] & (column < columns)[None, :]
-    even = ptr + at[:, None] + 2 * column[None, :]
-    return tl.load(even, mask=inside, other=0.0), tl.load(even + 1, mask=inside, other=0.0)
+    even = ptr + at[:, None] + EACH * column[None, :]
+    parts = (tl.load(even, mask=inside, other=0.0),)[:EACH]
+    for i in tl.static_range(1, EACH):
+        parts = parts + (tl.load(even + i, mask=inside, other=0.0),)
+    return parts
 
 
 @triton.jit
-def load_q(ptr, at, is_row, COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, PAIRS: tl.constexpr):
-    """(q, unit): the query rows in pieces as those of K; with PAIRS the even and the odd columns of each, in float16
+def load_q(ptr, at, is_row, COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, EACH: tl.constexpr):
+    """(q, unit): the query rows in pieces as those of K; of EACH columns an element the EACH parts of each, in float16
     and divided by ``unit``, a power of two for each row.
     """
-    if PAIRS:
-        q = load_halves(ptr, at, is_row, 0, COLUMNS, FIRST)
+    if EACH > 1:
+        q = load_parts(ptr, at, is_row, 0, COLUMNS, FIRST, EACH)
         if REST:
-            q = q + load_halves(ptr, at, is_row, FIRST, COLUMNS, REST)
+            q = q + load_parts(ptr, at, is_row, FIRST, COLUMNS, REST, EACH)
         return narrow_all(q)
     else:
         return load_tile(ptr, at, is_row, COLUMNS, FIRST, REST), 1.0
@@ -122,17 +137,28 @@ def narrow_all(q):
 
 
 @triton.jit
-def scores(q, k, PAIRS: tl.constexpr, PTX: tl.constexpr):
-    """S = Q K^T in float32: the sum over the pieces."""
+def scores(q, k, blocks, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.constexpr):
+    """S = Q K^T in float32: the sum over the pieces. ``blocks``: scales of K, with BLOCKS."""
     s = tl.zeros([q[0].shape[0], k[0].shape[0]], tl.float32)
     for i in tl.static_range(len(k)):
-        if PAIRS:
-            even, odd = halves(k[i], PTX)
-            s = tl.dot(q[2 * i], tl.trans(even), s)
-            s = tl.dot(q[2 * i + 1], tl.trans(odd), s)
+        if EACH > 1:
+            parts = parts_of(k[i], blocks, i, EACH, BLOCKS, PTX)
+            for j in tl.static_range(EACH):
+                s = tl.dot(q[EACH * i + j], tl.trans(parts[j]), s)
         else:
             s = tl.dot(q[i], tl.trans(k[i]), s, input_precision="ieee")
     return s
+
+
+@triton.jit
+def parts_of(elements, blocks, i: tl.constexpr, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.constexpr):
+    """EACH tiles in float16 of the columns of a tile of 16-bit elements, the ``i``-th piece."""
+    if EACH == 2:
+        return halves(elements, PTX)
+    elif BLOCKS:
+        return quarters_of_e2m1(elements, of_elements(blocks[i], elements.shape[1], PTX), PTX)
+    else:
+        return quarters_of_int4(elements, PTX)
 
 
 @triton.jit
@@ -142,13 +168,14 @@ def add_values(p, v, o):
 
 
 @triton.jit
-def accumulate(p, v, o, PAIRS: tl.constexpr, PTX: tl.constexpr):
-    """O + P V, piece by piece."""
+def accumulate(p, v, o, blocks, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.constexpr):
+    """O + P V, piece by piece. ``blocks``: scales of V, with BLOCKS."""
     parts = o[:0]
     for i in tl.static_range(len(v)):
-        if PAIRS:
-            even, odd = halves(v[i], PTX)
-            parts = parts + (add_values(p, even, o[2 * i]), add_values(p, odd, o[2 * i + 1]))
+        if EACH > 1:
+            values = parts_of(v[i], blocks, i, EACH, BLOCKS, PTX)
+            for j in tl.static_range(EACH):
+                parts = parts + (add_values(p, values[j], o[EACH * i + j]),)
         else:
             parts = parts + (add_values(p, v[i], o[i]),)
     return parts
@@ -175,13 +202,13 @@ def attend(
     rows = batch, head, token, is_row, first, limit
     q, unit = load_q(
         q_ptr, (batch * q_strides.batch + token.to(tl.int64) * q_strides.token + head * q_strides.head) * C.UNIT,
-        is_row, C.D, C.W0, C.W1, C.PAIRS,
+        is_row, C.D, C.W0, C.W1, C.EACH,
     )  # pieces [BM, W0] and [BM, W1]
     factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
-    if C.PAIRS:
+    if C.EACH > 1:
         factor = factor * unit[:, None]
     m, l = start_rows(features.sinks, head, split == 0)
-    o = zeros(BM, C.V0, C.V1, C.PAIRS)
+    o = zeros(BM, C.V0, C.V1, C.EACH)
     for start in range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory
         key = start + tl.arange(0, BN)
@@ -191,8 +218,9 @@ def attend(
             k_ptr + kv_head * k_strides.head * C.UNIT, (page * k_strides.page + slot * k_strides.token) * C.UNIT,
             exists, C.D, C.W0, C.W1,
         )
+        by_block = key_blocks(features, numbers, page, slot, kv_head, exists, C)
         #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
-        s = scores(q, k, C.PAIRS, C.PTX)  # [BM, BN]
+        s = scores(q, k, by_block, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
         scale = key_scales(features, numbers, page, slot, kv_head, exists)
         s = adjust(s, factor, slope, scale, features, numbers, position, key)
         #: mask -> s    keys that a row does not see
@@ -205,9 +233,10 @@ def attend(
             v_ptr + kv_head * v_strides.head * C.UNIT, (page * v_strides.page + slot * v_strides.token) * C.UNIT,
             exists, C.DV, C.V0, C.V1,
         )
+        by_block = value_blocks(features, numbers, page, slot, kv_head, exists, C)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
         p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
-        o = accumulate(p, v, o, C.PAIRS, C.PTX)
+        o = accumulate(p, v, o, by_block, C.EACH, C.BLOCKS, C.PTX)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
     if features.sinks is None:
@@ -221,7 +250,7 @@ def attend(
     split = split.to(tl.int64)
     store_rows(
         o_ptr, (split * o_strides.split + batch * o_strides.batch + token.to(tl.int64) * o_strides.token
-        + head * o_strides.head) * C.UNIT, writes_o, o, C.DV, C.PAIRS,
+        + head * o_strides.head) * C.UNIT, writes_o, o, C.DV, C.EACH,
     )
     lse_at = split * lse_strides.split + batch * lse_strides.batch + token * lse_strides.token  #- address
     tl.store(lse_ptr + lse_at + head * lse_strides.head, lse, mask=is_row)
@@ -242,7 +271,7 @@ def launch_first(
         block_table.stride(0), seq_lens.stride(0),
     )
     first_launch(kernel, config.grid(problem), pointers, again)(
-        scales.factor_log2(scale), scales.v.number, feature_numbers(f), sizes,
+        scales.factor_log2(scale), scales.v_factor, feature_numbers(f), sizes,
         RowStrides(*of_q), PageStrides(*of_k), PageStrides(*of_v), PartStrides(*of_part), PartStrides(*lse_steps),
         C=constants(unit), num_warps=config.num_warps, num_stages=config.num_stages,
     )
@@ -257,7 +286,7 @@ def launch(
     :mod:`kvlab.triton_support.launching`.
     """
     f = Features() if features is None else features
-    out, lse = results(q, out, (*q.shape[:3], v_cache.shape[3]))
+    out, lse = results(q, out, (*q.shape[:3], columns_of(v_cache)))
     if out.numel() == 0:
         return out, lse
     part, part_lse = partial_results(out, lse, config.num_splits)
@@ -265,8 +294,8 @@ def launch(
     if not relaunched(attend, pointers, again):
         problem = problem_of(q, k_cache, v_cache, block_table)
         constants = functools.partial(
-            Constants, problem.page_size, problem.pairs, *problem.widths, *config.columns, *config.v_columns,
-            config.BM, config.BN, compiles_to_ptx(q), f.mask.windowed, config.longest_first,
+            Constants, problem.page_size, problem.each, block_strides(f.scales)[0], *problem.widths, *config.columns,
+            *config.v_columns, config.BM, config.BN, compiles_to_ptx(q), f.mask.windowed, config.longest_first,
         )
         launch_first(attend, pointers, again, problem, config, f, scale, constants)
     if config.num_splits > 1:

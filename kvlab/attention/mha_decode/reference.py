@@ -9,6 +9,7 @@ import numpy as np
 from kvlab.attention.features.exact import attention
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import columns_of
 
 Array = np.ndarray[Any, Any]
 
@@ -26,13 +27,14 @@ def reference(
     """
     features = Features() if features is None else features
     (batch, tokens, q_heads, _), page_size = q.shape, k_cache.shape[1]
-    out, lse = np.zeros((batch, tokens, q_heads, v_cache.shape[3])), np.zeros((batch, tokens, q_heads))
-    seq_lens = keys_in_table(seq_lens, block_table, page_size)
+    out, lse = np.zeros((batch, tokens, q_heads, columns_of(v_cache))), np.zeros((batch, tokens, q_heads))
+    scales, seq_lens = features.scales, keys_in_table(seq_lens, block_table, page_size)
     for b in range(batch):
         pad = features.mask.padding(b, int(seq_lens[b]))
         key = np.arange(pad, int(seq_lens[b]))
         lowest = features.mask.position(b, len(key), slice(0, tokens)).min()
         seen = key - pad >= features.mask.interval.bounds(lowest, len(key), b)[0]
         at = np.where(seen, block_table[b, key // page_size], 0), key % page_size
-        out[b], lse[b] = attention(q[b], k_cache[at], v_cache[at], **features.of_sequence(b, at, scale))
+        rows = scales.k.values(k_cache, at), scales.v.values(v_cache, at)
+        out[b], lse[b] = attention(q[b], *rows, **features.of_sequence(b, at, scale))
     return out, lse

@@ -78,5 +78,5 @@ def choose_config(
 
 def shared_bytes(config: StreamingConfig, problem: DecodeProblem, arch: str) -> int:
     """Bytes of shared memory that the kernel takes on ``arch`` at most: strips of K take less than a tile."""
-    item = max(problem.itemsize, 2)
+    item = max(int(problem.itemsize), 2)
     return tile_bytes(config.BM, config.BN, (config.BD,) * 2, item, config.num_stages, arch=arch)

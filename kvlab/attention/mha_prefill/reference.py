@@ -9,6 +9,7 @@ import numpy as np
 from kvlab.attention.features.exact import attention
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import columns_of
 from kvlab.attention.tiles.pages import Sequences
 
 Array = np.ndarray[Any, Any]
@@ -22,7 +23,7 @@ def reference(
     Hq]``, float64.
     """
     cu_q, cu_k, table, seq_lens, _ = sequences
-    out = np.zeros((*q.shape[:3], v.shape[3]))
+    out, scales = np.zeros((*q.shape[:3], columns_of(v))), features.scales
     lse = np.full(q.shape[:3], -np.inf)
     for b in range(len(q) if cu_q is None else len(cu_q) - 1):
         row, rows = (b, slice(None)) if cu_q is None else (0, slice(cu_q[b], cu_q[b + 1]))
@@ -34,5 +35,6 @@ def reference(
             start, end = (0, k.shape[1]) if cu_k is None else (int(cu_k[b]), int(cu_k[b + 1]))
             at = (b if cu_k is None else 0), slice(start + features.mask.padding(b, end - start), end)
         options = features.of_sequence(b, at, scale, None if cu_q is None else rows)
-        out[row, rows], lse[row, rows] = attention(q[row, rows], k[at], v[at], **options)
+        keys, values = scales.k.values(k, at), scales.v.values(v, at)
+        out[row, rows], lse[row, rows] = attention(q[row, rows], keys, values, **options)
     return out, lse

@@ -48,13 +48,13 @@ def load_parts(ptr, at, exists, D: tl.constexpr, DR: tl.constexpr, BD: tl.conste
 
 
 @triton.jit
-def zeros(BM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, PAIRS: tl.constexpr = False):
-    """The output accumulators: of each piece of V's columns, with PAIRS of the even and of the odd ones."""
+def zeros(BM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, EACH: tl.constexpr = 1):
+    """The output accumulators: of each piece of V's columns, by their number in elements of EACH columns."""
     part = tl.zeros([BM, V0], tl.float32)
-    o = (part, part) if PAIRS else (part,)
+    o = (part, part, part, part)[:EACH]
     if V1:
         part = tl.zeros([BM, V1], tl.float32)
-        o = o + ((part, part) if PAIRS else (part,))
+        o = o + (part, part, part, part)[:EACH]
     return o
 
 
@@ -85,11 +85,15 @@ def store_columns(ptr, at, exists, first, columns, o):
 
 
 @triton.jit
-def store_rows(ptr, at, exists, o, COLUMNS: tl.constexpr, PAIRS: tl.constexpr = False):
-    """The output rows; with PAIRS their columns are twice COLUMNS."""
-    if PAIRS:
+def store_rows(ptr, at, exists, o, COLUMNS: tl.constexpr, EACH: tl.constexpr = 1):
+    """The output rows; their columns are EACH times COLUMNS."""
+    if EACH == 2:
         for i in tl.static_range(len(o) // 2):
             store_columns(ptr, at, exists, 2 * i * o[0].shape[1], 2 * COLUMNS, tl.interleave(o[2 * i], o[2 * i + 1]))
+    elif EACH == 4:
+        for i in tl.static_range(len(o) // 4):
+            even, odd = tl.interleave(o[4 * i], o[4 * i + 2]), tl.interleave(o[4 * i + 1], o[4 * i + 3])
+            store_columns(ptr, at, exists, 4 * i * o[0].shape[1], 4 * COLUMNS, tl.interleave(even, odd))
     else:
         for i in tl.static_range(len(o)):
             store_columns(ptr, at, exists, i * o[0].shape[1], COLUMNS, o[i])

@@ -67,7 +67,7 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
     def of(cls, tile: TileSpec, rows: KVRows, traffic: Traffic, *, beside: bool = False) -> Self:
         """The model for a tile, or for a part of one ``beside`` another's; what is converted on its way is not
         fetched ahead."""
-        ahead = tile.ahead > 0 and (tile.pairs or tile.stored == tile.dtype)
+        ahead = tile.ahead > 0 and (tile.each > 1 or tile.stored == tile.dtype)
         return cls(cls.shape_of(tile), len(rows.batch_idx), traffic, beside=beside, ahead=ahead)
 
     @classmethod

@@ -46,7 +46,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
     def shape_of(cls, tile: TileSpec) -> MmaSyncShape:
         """The sizes of the model for a tile."""
         return MmaSyncShape(
-            tile.BM, tile.BN, *tile.k, tile.dtype, tile.arch, tile.v_in_k, tile.v, tile.pairs, tile.warps,
+            tile.BM, tile.BN, *tile.k, tile.dtype, tile.arch, tile.v_in_k, tile.v, tile.each, tile.warps,
             tile.along_rows, max(tile.ahead, 1),
         )
 
@@ -58,7 +58,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
     @property
     def v_before_p(self) -> bool:
         """Tells whether V is read before P is written: it is converted in its registers."""
-        return self.shape.pairs and not self.shape.along_rows
+        return self.shape.each > 1 and not self.shape.along_rows
 
     @property
     def stages(self) -> int:
@@ -67,7 +67,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray, role: str = "q") -> SharedTile:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) through registers into shared memory, or zeros. Their
-        odd columns are ``"q_odd"``."""
+        other columns of elements have the other ``Q_ROLES``."""
         self.copies.by_registers(role, dram, np.where(valid, offset, -1), self.shape.dtype.itemsize)
         return SharedTile(self.smem, self.shape.place(role), self.shape.dtype)
 
@@ -75,7 +75,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         """K tile of these pages into shared memory, then to the B fragments of S = Q K^T. Of a narrower dtype, it is
         converted on its way, times ``by_block`` ``[programs, BN, blocks of 128 columns]`` if given; of another of the
         same size, where it is multiplied."""
-        own = None if self._load("k", tile, by_block) or self.shape.pairs else tile.dtype
+        own = None if self._load("k", tile, by_block) or self.shape.each > 1 else tile.dtype
         self._state_read("k")
         return self._read("k", active, own)
 
@@ -92,7 +92,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     def _load(self, role: str, tile: TileTensor, by_block: Any = None) -> bool:
         """A tile into its place; whether it was converted on its way."""
-        converted = not self.shape.pairs and tile.dtype.itemsize < self.shape.dtype.itemsize
+        converted = self.shape.each == 1 and tile.dtype.itemsize < self.shape.dtype.itemsize
         if converted:
             self.hazards.barrier()
             self.copies.by_conversion(role, tile, self.shape.dtype, by_block)

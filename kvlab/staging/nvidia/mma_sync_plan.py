@@ -15,6 +15,8 @@ from kvlab.staging.tile.shared_access import SharedAccess
 from .swizzled_tile import SwizzledTile
 
 WARPS = 4
+Q_ROLES = ("q", "q_odd", "q_third", "q_fourth")
+"""Tiles of the columns of Q, by their number in an element of K."""
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -23,8 +25,9 @@ class MmaSyncShape:
     """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory.
 
     ``v_in_k``: V has no place of its own, it is read from K's (MLA). ``v_columns``: (D, BD) of V where they differ from
-    K's. Either may be (0, 0): a CTA for a piece of K's or of V's columns. ``pairs``: an element of K and V is two
-    columns of fp8, and Q lies in shared memory twice, its even and its odd columns.
+    K's. Either may be (0, 0): a CTA for a piece of K's or of V's columns. ``each``: an element of K and V is two
+    columns of fp8 or four of 4 bits, and Q lies in shared memory in as many tiles (``Q_ROLES``), of two its even and
+    its odd columns.
 
     ``stages`` of K: its second tile lies at ``"k1"``.
 
@@ -40,7 +43,7 @@ class MmaSyncShape:
     arch: str = "sm_90"
     v_in_k: bool = False
     v_columns: tuple[int, int] | None = None
-    pairs: bool = False
+    each: int = 1
     warps: int = WARPS
     along_rows: bool = False
     stages: int = 1
@@ -77,7 +80,7 @@ class MmaSyncShape:
 
     def stored(self, role: str) -> np.dtype[Any]:
         """The dtype of the elements that ``role`` brings to registers."""
-        return np.dtype(np.int16) if self.pairs and role in ("k", "v") else self.dtype
+        return np.dtype(np.int16) if self.each > 1 and role in ("k", "v") else self.dtype
 
     @property
     def atom(self) -> MmaAtom:
@@ -156,7 +159,7 @@ def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
         *((f"k{stage}" if stage else "k", shape.BN, shape.BD) for stage in range(shape.stages)),
         ("v", shape.BN, shape.columns("v")[1]),
         ("q", shape.BM, shape.BD),
-        ("q_odd", shape.BM, shape.BD if shape.pairs else 0),
+        *((role, shape.BM, shape.BD) for role in Q_ROLES[1 : shape.each]),
         ("p", shape.BM, 0 if shape.along_rows else shape.BN),
     ):
         if role == "v" and shape.v_in_k:

@@ -23,7 +23,7 @@ class TileSpec:
     for no such part.
 
     dtype       of Q, and of K where it is multiplied. weights : of P, and of V where it is multiplied
-    stored      of K and V in DRAM. pairs : an element of ``k`` and ``v`` is two columns of e4m3
+    stored      of K and V in DRAM. each : columns of an element of ``k`` and ``v``: two of e4m3, four of 4 bits
     ahead       tiles in flight while one is worked on; 0 : none
     along_rows  the last product is no wider than the query rows, along which warps of mma.sync then lie
     v_in_k      V is read from K's tile. rope : Q and K are the rope columns beside others, and are called so
@@ -39,7 +39,7 @@ class TileSpec:
     weights: np.dtype[Any]
     warps: int = 4
     ahead: int = 1
-    pairs: bool = False
+    each: int = 1
     along_rows: bool = False
     v_in_k: bool = False
     rope: bool = False

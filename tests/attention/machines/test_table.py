@@ -29,7 +29,7 @@ from kvlab.staging.gfx950.mfma_cta import MfmaCTA
 from kvlab.staging.tile.launched_cta import LaunchedCTA
 from tools import machines
 
-DTYPES = {"16 bits": bfloat16, "e4m3": float8_e4m3fn, "float32": np.dtype(np.float32)}
+DTYPES = {"4 bits": np.dtype(np.uint8), "16 bits": bfloat16, "e4m3": float8_e4m3fn, "float32": np.dtype(np.float32)}
 TABLE, LENS = np.array([[1, 0], [2, 3]]), np.array([41, 50])
 
 
@@ -42,12 +42,15 @@ class Noted(Traffic):
 
 
 def rows(dtype: Any, *shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32).astype(dtype)
+    rng = np.random.default_rng(sum(shape))
+    if dtype == np.uint8:  # two columns a byte
+        return rng.integers(0, 256, (*shape[:-1], shape[-1] // 2), dtype=np.uint8)
+    return rng.standard_normal(shape).astype(np.float32).astype(dtype)
 
 
 def call(operation: str, dtype: Any, least: int, traffic: Traffic | None, **options: Any) -> np.ndarray:
-    """A call whose tiles have at least so many query rows; beside 16-bit queries where K and V are e4m3."""
-    q = bfloat16 if dtype == float8_e4m3fn else dtype
+    """A call whose tiles have at least so many query rows; beside 16-bit queries where K and V are e4m3 or 4 bits."""
+    q = bfloat16 if dtype.itemsize == 1 else dtype
     options |= {"traffic": traffic}
     if operation == "mha_decode" and least and options["arch"] == "sm_90":  # chunks have large tiles
         caches = (rows(dtype, 4, 32, 2, 128) for _ in "kv")
@@ -146,6 +149,7 @@ def test_a_row_and_a_class_are_a_machine(monkeypatch: pytest.MonkeyPatch) -> Non
 
 E4M3, NO_E4M3 = float8_e4m3fn, "must be on sm_90 or gfx950: sm_80 has no e4m3"
 REFUSED = [
+    ("mha_decode", "gfx950", DTYPES["4 bits"], "k_cache in uint8 on gfx950: must be on sm_80 or sm_90"),
     ("mha_decode", "sm_80", E4M3, f"k_cache in float8_e4m3fn on sm_80: {NO_E4M3}"),
     ("mha_prefill", "sm_80", E4M3, f"k in float8_e4m3fn on sm_80: {NO_E4M3}"),
     ("mla_prefill", "sm_80", E4M3, f"k in float8_e4m3fn on sm_80: {NO_E4M3}"),

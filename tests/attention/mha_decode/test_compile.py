@@ -105,7 +105,7 @@ def test_the_emulator_issues_the_instructions_of_the_compiled_loop_of_pairs() ->
     """
     case = FeatureCase((5,), D=128, kv=FP8)
     ptx = compiled_features(case, "sm_90").asm["ptx"]
-    shape = MmaSyncShape(16, 64, 64, 64, np.dtype(np.float16), "sm_90", pairs=True)
+    shape = MmaSyncShape(16, 64, 64, 64, np.dtype(np.float16), "sm_90", each=2)
     reads = {role: shape.read_addresses(role)[1].shape[0] for role in ("q", "q_odd", "k", "v", "p")}
     transposed = reads.pop("v")
     turned = reads["q"] + reads["q_odd"] if str(installed()).startswith("3.6.") else 0

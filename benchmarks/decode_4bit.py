@@ -1,0 +1,123 @@
+"""MHA decode over K and V of 4 bits on a GPU, beside fp8: correctness, bandwidth and tokens/s, recorded as JSON.
+
+    python benchmarks/decode_4bit.py --output benchmarks/results/decode_4bit_h200.json
+
+"nvfp4" is e2m1 with an e4m3 scale of each 16 columns and a number of K and of V, "int4" integers with a float32 scale
+of each token and head. 64 sequences of 32 query heads on 8 KV heads of 128. `of_read` is the rate at which K, V and
+their scales are read over that of a plain reading kernel in the same run; `of_fp8` the tokens/s over those of fp8, by
+the kernel that "auto" takes for fp8. Errors are against float64 on the same bytes. `--sweep` times other tiles as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import gpu_record
+import torch
+from mha_decode import milliseconds, read_bandwidth
+
+from kvlab.attention import explain, mha_decode_paged
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import resolve_scales
+from kvlab.attention.mha_decode.kernel import launch
+
+B, HQ, HKV, D = 64, 32, 8, 128
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
+SIZES = [(context, page) for context in (4096, 16384) for page in (16, 64)]
+TILES = [(64, 3, 2), (64, 3, 4), (64, 4, 4), (128, 2, 4), (128, 3, 4), (128, 4, 4), (128, 3, 2), (256, 2, 4)]
+
+
+def inputs(kind: str, context: int, page: int) -> tuple[tuple[torch.Tensor, ...], dict[str, Any], int]:
+    """(arguments, options, bytes of K, V and their scales) of a call, pages shuffled."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    pages = B * context // page
+    shape = (2, pages, page, HKV)
+    if kind == "fp8":
+        kv = torch.randn((*shape, D), dtype=torch.bfloat16, device="cuda", generator=generator).to(torch.float8_e4m3fn)
+        options: dict[str, Any] = {"k_scale": 0.75, "v_scale": 1.25}
+    else:
+        kv = torch.randint(0, 256, (*shape, D // 2), dtype=torch.uint8, device="cuda", generator=generator)
+        made = torch.rand((*shape, D // 16) if kind == "nvfp4" else shape, device="cuda", generator=generator) + 0.5
+        if kind == "nvfp4":
+            made = made.to(torch.float8_e4m3fn)
+            options = {"k_block_scale": made[0], "v_block_scale": made[1], "k_scale": 0.25, "v_scale": 0.5}
+        else:
+            made *= 0.25
+            options = {"k_scale": made[0], "v_scale": made[1]}
+    q = torch.randn((B, HQ, D), dtype=torch.bfloat16, device="cuda", generator=generator)
+    table = torch.randperm(pages, device="cuda", generator=generator).to(torch.int32).reshape(B, -1)
+    lens = torch.full((B,), context, dtype=torch.int32, device="cuda")
+    scales = sum(x.numel() * x.element_size() for x in options.values() if isinstance(x, torch.Tensor))
+    return (q, kv[0], kv[1], table, lens), options, kv.numel() * kv.element_size() + scales
+
+
+def rows(cache: torch.Tensor, pages: torch.Tensor, scale: Any, blocks: torch.Tensor | None) -> torch.Tensor:
+    """``[Hq, keys, D]`` of a sequence's pages in float64."""
+    pages, found = pages.long(), cache[pages.long()]
+    if cache.dtype == torch.uint8:
+        codes = torch.stack([found & 15, found >> 4], -1).flatten(-2).long()
+        found = torch.tensor(INT4 if blocks is None else E2M1, dtype=torch.float64, device="cuda")[codes]
+        if blocks is not None:
+            found = found * blocks[pages].double().repeat_interleave(16, -1)
+    found = found.double() * (scale[pages][..., None] if isinstance(scale, torch.Tensor) else scale)
+    return found.flatten(0, 1).permute(1, 0, 2).repeat_interleave(HQ // HKV, 0)
+
+
+def error(out: torch.Tensor, arguments: tuple[torch.Tensor, ...], options: dict[str, Any]) -> float:
+    """The largest error of the first two sequences."""
+    (q, k, v, table, _), found = arguments, []
+    for b in range(2):
+        keys = rows(k, table[b], options["k_scale"], options.get("k_block_scale"))
+        values = rows(v, table[b], options["v_scale"], options.get("v_block_scale"))
+        weights = (q[b][:, None].double() @ keys.transpose(1, 2) * D**-0.5).softmax(-1)
+        found.append((out[b].double() - (weights @ values)[:, 0]).abs().max().item())
+    return max(found)
+
+
+def sweep_tiles(arguments: tuple[torch.Tensor, ...], options: dict[str, Any], moved: int, read: float) -> list[Any]:
+    """The rates of other tiles."""
+    (q, k, v, table, lens), config = arguments, explain(mha_decode_paged, *arguments, **options).config
+    features, found = Features(scales=resolve_scales(q, k, v, B, **options)), []
+    for BN, stages, warps in TILES:
+        tried = dataclasses.replace(config, BN=BN, num_stages=stages, num_warps=warps)
+        try:
+            ms = milliseconds(
+                lambda c=tried: launch(q[:, None], k, v, table, lens, scale=D**-0.5, config=c, features=features)
+            )
+        except Exception as reason:  # a tile that does not fit is a result
+            found.append([BN, stages, warps, str(reason)[:60]])
+            continue
+        found.append([BN, stages, warps, round(moved / ms / 1e6 / read, 4)])
+    return found
+
+
+def measurements(sweep: bool) -> dict[str, Any]:
+    found = []
+    for context, page in SIZES:
+        fp8, read = 0.0, 0.0
+        for kind in ("fp8", "nvfp4", "int4"):
+            arguments, options, moved = inputs(kind, context, page)
+            out = mha_decode_paged(*arguments, **options)
+            wrong = error(out, arguments, options)
+            ms = milliseconds(lambda a=arguments, o=options, into=out: mha_decode_paged(*a, **o, out=into))
+            fp8, read = (ms, read_bandwidth(arguments[1])) if kind == "fp8" else (fp8, read)
+            plan = explain(mha_decode_paged, *arguments, **options)
+            row = {
+                "kind": kind, "context": context, "page": page, "max_error": wrong, "ms": ms,
+                "tokens_per_s": B / ms * 1e3, "gbps": moved / ms / 1e6, "read_gbps": read,
+                "of_read": moved / ms / 1e6 / read, "of_fp8": fp8 / ms, "backend": plan.backend,
+                "config": dataclasses.asdict(plan.config),
+            }
+            if sweep and kind != "fp8" and page == 16:
+                row["sweep"] = sweep_tiles(arguments, options, moved, read)
+            found.append(row)
+            print(*list(row.values())[:9], flush=True)
+            del arguments, options, out
+            torch.cuda.empty_cache()
+    return {"decode": found}
+
+
+if __name__ == "__main__":
+    gpu_record.run("benchmarks/decode_4bit.py", __doc__, measurements)

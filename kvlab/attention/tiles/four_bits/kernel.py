@@ -1,0 +1,111 @@
+"""Quads of 4-bit codes to float16, in Triton. See the package."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvlab.attention.tiles.kernel import load_tile
+
+
+@triton.jit
+def key_blocks(features, numbers, page, slot, kv_head, exists, C: tl.constexpr):
+    """Bytes of the e4m3 scales of K's blocks in pieces, of four elements of C.D, C.W0 and C.W1 each; 0 for keys that
+    do not exist. Of others 1.
+    """
+    return block_scales(
+        features.k_blocks, page, slot, kv_head, exists, numbers.k_block_page, numbers.k_block_token,
+        numbers.k_block_head, C.D, C.W0, C.W1, C.BLOCKS,
+    )
+
+
+@triton.jit
+def value_blocks(features, numbers, page, slot, kv_head, exists, C: tl.constexpr):
+    """The same of V."""
+    return block_scales(
+        features.v_blocks, page, slot, kv_head, exists, numbers.v_block_page, numbers.v_block_token,
+        numbers.v_block_head, C.DV, C.V0, C.V1, C.BLOCKS,
+    )
+
+
+@triton.jit
+def block_scales(
+    scale_ptr, page, slot, kv_head, exists, of_page, of_token, of_head,
+    D: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, UNIT: tl.constexpr,
+):
+    """Scales of blocks at ``scale_ptr``, whose strides count UNIT as one."""
+    scale = 1.0
+    if scale_ptr is not None:
+        first, row = kv_head * of_head * UNIT, (page * of_page + slot * of_token) * UNIT  #- address
+        scale = load_tile(scale_ptr + first, row, exists, D // 4, FIRST // 4, REST // 4)
+    return scale
+
+
+@triton.jit
+def of_elements(blocks, WIDTH: tl.constexpr, PTX: tl.constexpr):
+    """2^7 times the e4m3 scale of each of WIDTH elements in float16, from the bytes ``[BN, WIDTH / 4]``."""
+    BN: tl.constexpr = blocks.shape[0]
+    codes = blocks.to(tl.int16)
+    if PTX:
+        scale = tl.inline_asm_elementwise(
+            "{ .reg .b32 t, by; shl.b32 t, $1, 7; mov.b32 by, 0x78007800; mul.rn.f16x2 $0, t, by; }", "=r,r",
+            [codes], dtype=tl.float16, is_pure=True, pack=2,
+        )
+    else:
+        scale = (codes << 7).to(tl.int16).to(tl.float16, bitcast=True) * 32768.0
+    return tl.reshape(tl.broadcast_to(scale[:, :, None], (BN, WIDTH // 4, 4)), (BN, WIDTH))
+
+
+@triton.jit
+def quarters_of_e2m1(quads, scale, PTX: tl.constexpr):
+    """The columns 4 n, 4 n + 1, 4 n + 2 and 4 n + 3 of a tile of int16 in float16, each four e2m1, times 2^-14
+    ``scale``: exponent and mantissa of a code are those of a float16.
+    """
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 t, o, e; "
+            "shr.b32 t, $4, 3; and.b32 t, t, 0x0E0E0E0E; lop3.b32 o, $4, 0x80808080, t, 0xEA; "
+            "shl.b32 t, $4, 1; and.b32 t, t, 0x0E0E0E0E; shl.b32 e, $4, 4; lop3.b32 e, e, 0x80808080, t, 0xEA; "
+            "prmt.b32 $0, e, 0, 0x2404; and.b32 $2, e, 0xFF00FF00; prmt.b32 $1, o, 0, 0x2404; "
+            "and.b32 $3, o, 0xFF00FF00; mul.rn.f16x2 $0, $0, $5; mul.rn.f16x2 $1, $1, $5; "
+            "mul.rn.f16x2 $2, $2, $5; mul.rn.f16x2 $3, $3, $5; }",
+            "=&r,=&r,=&r,=&r,r,r", [quads, scale], dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True, pack=2,
+        )
+    else:
+        one = e2m1(quads) * scale
+        two = e2m1(quads >> 4) * scale
+        three = e2m1(quads >> 8) * scale
+        four = e2m1(quads >> 12) * scale
+        return one, two, three, four
+
+
+@triton.jit
+def e2m1(codes):
+    """2^-14 times the e2m1 in the lowest four bits."""
+    bits = ((codes & 8) << 12) | ((codes & 7) << 9)
+    return bits.to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def quarters_of_int4(quads, PTX: tl.constexpr):
+    """The same of signed integers: one more than 1024 by 8 and the integer is the float16 of their bits."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 t, eight, many, less, part; mov.b32 eight, 0x64086408; mov.b32 many, 0xE408E408; "
+            "mov.b32 part, 0x2C002C00; mov.b32 less, 0xD480D480; "
+            "lop3.b32 $0, $4, 0x000F000F, eight, 0x6A; mov.b32 t, 0x64806480; lop3.b32 $1, $4, 0x00F000F0, t, 0x6A; "
+            "shr.b32 $3, $4, 8; lop3.b32 $2, $3, 0x000F000F, eight, 0x6A; lop3.b32 $3, $3, 0x00F000F0, t, 0x6A; "
+            "add.rn.f16x2 $0, $0, many; fma.rn.f16x2 $1, $1, part, less; add.rn.f16x2 $2, $2, many; "
+            "fma.rn.f16x2 $3, $3, part, less; }",
+            "=&r,=&r,=&r,=&r,r", [quads], dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True, pack=2,
+        )
+    else:
+        return int4(quads), int4(quads >> 4), int4(quads >> 8), int4(quads >> 12)
+
+
+@triton.jit
+def int4(codes):
+    """The integer of the lowest four bits."""
+    return (((codes & 15) ^ 8) - 8).to(tl.float16)

@@ -1,0 +1,224 @@
+"""K and V of 4 bits: e2m1 with e4m3 scales of 16 columns and a number (NVFP4), and integers with scales of tokens.
+
+Rests on ml_dtypes' e2m1 and int4, the float64 reference over the numbers that they give, Triton's interpreter step by
+step, and the PTX machine for what is compiled.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from caught import SHARED, Caught, as_launched
+
+from kvlab.attention import attend_paged, explain, mha_decode_paged, mha_decode_streaming_paged
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import resolve_scales
+from kvlab.attention.mha_decode import kernel
+from kvlab.attention.mha_decode.config import choose_config, problem_of, shared_bytes
+from kvlab.common.arrays import to_torch
+from kvlab.memory import bfloat16, float8_e4m3fn
+from kvlab.mirror import lockstep
+from kvlab.staging.tile.pairs import quarters
+
+
+@dataclass(frozen=True)
+class FourBits:
+    """A call over pages of 4 bits; other slots hold NaN scales, other entries of the table no pages."""
+
+    kind: str
+    lens: tuple[int, ...] = (70, 33)
+    heads: tuple[int, int] = (6, 2)
+    D: int = 128
+    Dv: int = 0
+    page: int = 16
+    S: int = 1
+    dtype: Any = bfloat16
+
+    def build(self) -> tuple[list[np.ndarray], dict[str, Any]]:
+        """(arguments, options) of ``mha_decode_paged``."""
+        rng = np.random.default_rng(7)
+        columns = -(-max(self.lens) // self.page)
+        pages, heads = len(self.lens) * columns + 1, self.heads[1]
+        table = rng.permutation(pages - 1).reshape(len(self.lens), columns).astype(np.int32)
+        lens = np.array(self.lens, np.int32)
+        used = np.zeros((pages, self.page), bool)
+        for b, length in enumerate(self.lens):
+            key = np.arange(length)
+            used[table[b, key // self.page], key % self.page] = True
+            table[b, -(-length // self.page) :] = -99
+        q = rng.standard_normal((len(lens), self.S, self.heads[0], self.D)).astype(self.dtype)
+        arrays, options = [q], {}
+        for name, D in (("k", self.D), ("v", self.Dv or self.D)):
+            both = rng.integers(0, 256, (pages, self.page, 2 * heads, D // 2), dtype=np.uint8)
+            arrays.append(both[:, :, ::2])  # strides of their own
+            if self.kind == "e2m1":
+                scale = rng.uniform(0.02, 3, (pages, self.page, heads, D // 16)).astype(float8_e4m3fn)
+                scale[~used] = np.nan
+                options |= {f"{name}_block_scale": scale, f"{name}_scale": 0.25 if name == "k" else 1.5}
+            else:
+                scale = rng.uniform(0.02, 0.3, (pages, self.page, heads)).astype(np.float32)
+                scale[~used] = np.nan
+                options[f"{name}_scale"] = scale
+        return [*arrays, table, lens], options
+
+
+def true(cache: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
+    """The numbers of the codes, float32, times the scales of blocks: by ml_dtypes, and the low half first."""
+    halves = np.stack([cache & 15, cache >> 4], -1).reshape(*cache.shape[:-1], -1)
+    if blocks is None:
+        return halves.view(np.int8).astype(ml_dtypes.int4).astype(np.float32)
+    return halves.view(ml_dtypes.float4_e2m1fn).astype(np.float32) * np.repeat(blocks.astype(np.float32), 16, -1)
+
+
+def exact(arrays: list[np.ndarray], options: dict[str, Any]) -> np.ndarray:
+    """The reference of float32 K and V."""
+    q, k, v, table, lens = arrays
+    whole = []
+    for name, cache in (("k", k), ("v", v)):
+        scale = options[f"{name}_scale"]
+        x = true(cache, options.get(f"{name}_block_scale"))
+        whole.append(np.nan_to_num(x * (scale[..., None] if isinstance(scale, np.ndarray) else np.float32(scale))))
+    return mha_decode_paged(q.astype(np.float32), *whole, table, lens, backend="reference")
+
+
+GRID = [
+    (FourBits("e2m1", S=2), "sm_90"),
+    (FourBits("e2m1", (40, 0, 1), heads=(4, 4), D=96, Dv=64, page=5, dtype=np.dtype(np.float16)), "sm_80"),
+    (FourBits("int4", (129,), heads=(8, 1), D=64, S=4), "sm_80"),
+    (FourBits("int4", D=32, Dv=160, page=64), "sm_90"),
+]
+
+
+@pytest.mark.parametrize("case, arch", GRID, ids=str)
+def test_emulated(case: FourBits, arch: str) -> None:
+    """Whatever the splits, the walk and the order of the axes: outputs are rounded, and weights to float16."""
+    arrays, options = case.build()
+    expected = exact(arrays, options)
+    most = np.abs(expected).max()
+    reference = mha_decode_paged(*arrays, **options, backend="reference").astype(np.float32)
+    bound = 2.0**-8 * np.abs(expected) + 2.0**-9 * most
+    assert (np.abs(reference - expected) <= bound).all()
+    for more in ({"num_splits": 1}, {"num_splits": 2}, {"balanced": True}):
+        out = mha_decode_paged(*arrays, **options, arch=arch, **more).astype(np.float32)
+        assert (np.abs(out - expected) <= bound).all(), more
+    turned = [x.swapaxes(1, 2) for x in arrays[1:3]]
+    hnd = {n: x.swapaxes(1, 2) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    out = mha_decode_paged(arrays[0], *turned, *arrays[3:], **hnd, arch=arch, kv_layout="HND", num_splits=1)
+    one = mha_decode_paged(*arrays, **options, arch=arch, num_splits=1)
+    assert (out == one).all()
+
+
+def test_chunks() -> None:
+    """A step with chunks of a prompt: the bits do not depend on how the tokens were cut."""
+    arrays, options = FourBits("e2m1", (37, 40), S=4).build()
+    q, *rest = arrays
+    starts = np.array([0, 4, 8])
+    out = attend_paged(q.reshape(8, *q.shape[2:]), *rest, starts, **options)
+    assert np.abs(out.astype(np.float32).reshape(q.shape) - exact(arrays, options)).max() < 0.05
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("kind, D", [("e2m1", 96), ("int4", 64)])
+def test_kernel_and_emulator_step_by_step(kind: str, D: int) -> None:
+    """Each output of each step; the kernel without inline PTX."""
+    (q, *rest), options = FourBits(kind, (19,), heads=(2, 1), D=D, page=8).build()
+    names = dict(zip(("k_cache", "v_cache", "block_table", "seq_lens"), rest, strict=True))
+    features = Features(scales=resolve_scales(q, *rest[:2], 1, **options))
+    config = explain(mha_decode_paged, q, *rest, **options).config
+    run = lockstep("mha_decode", {"q": q, **names, "scale": 0.1, "config": config, "features": features}, twin="attend")
+    assert run.ok, str(run)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("kind, target", [("e2m1", "sm_80"), ("e2m1", "sm_90"), ("int4", "sm_90")])
+def test_compiled(kind: str, target: str) -> None:
+    """No spills, cp.async for K, V and the scales of blocks, few instructions a column; in the law of shared memory."""
+    (q, *rest), options = FourBits(kind, heads=(8, 2)).build()
+    arrays = [to_torch(x) for x in (q, *rest)]
+    by = {n: to_torch(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    features = Features(scales=resolve_scales(arrays[0], *arrays[1:3], len(q), **by))
+    problem = problem_of(q, *rest[:3])
+    config, caught = choose_config(problem, num_splits=1, arch=target, heavy=features.heavy), Caught(kernel.attend)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "attend", caught)
+        kernel.launch(*arrays, scale=0.1, config=config, features=features)
+    arguments = caught.arguments
+    arguments["C"] = arguments["C"]._replace(PTX=True)
+    made = as_launched(caught.fn, arguments, target)
+    assert (made.spills, config.BN) == (0, 128)
+    assert made.shared <= min(SHARED[target], shared_bytes(config, problem, target))
+    copied = re.findall(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], 0x(\w+)", made.asm["ptx"])
+    assert {"10", "8"} <= set(copied) if kind == "e2m1" else "10" in copied, copied
+    assert not re.search(r"ld\.global[.\w]*\.b8", made.asm["ptx"]), "scales of blocks that are not copied"
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("kind", ["e2m1", "int4"])
+def test_all_codes_in_the_compiled_instructions(kind: str) -> None:
+    """Every element of 16 bits, beside every scale of e4m3 that is not negative, in the PTX machine."""
+    from four_bit_kernels import convert_e2m1, convert_int4
+
+    from kvlab.simt import run
+
+    quads = np.arange(1 << 16, dtype=np.uint16).view(np.int16).reshape(64, 1024)
+    scale = (np.arange(64 * 256) % 127).astype(np.uint8).reshape(64, 256)
+    out = np.zeros((4, *quads.shape), np.float16)
+    if kind == "e2m1":
+        run(convert_e2m1, (64,), quads, scale, out, out[0].size, WIDTH=1024, num_warps=4, target="sm_80")
+        expected = quarters(quads, np.repeat(scale.view(float8_e4m3fn).astype(np.float32), 4, -1))
+    else:
+        run(convert_int4, (64,), quads, out, out[0].size, WIDTH=1024, num_warps=4, target="sm_80")
+        expected = quarters(quads)
+    assert all((found.view(np.uint16) == one.view(np.uint16)).all() for found, one in zip(out, expected, strict=True))
+
+
+def test_quarters_are_exact() -> None:
+    """An e2m1 times an e4m3 scale over 2^7 is a float16, whatever they are."""
+    codes, scale = np.arange(16, dtype=np.uint8), np.arange(127, dtype=np.uint8).view(float8_e4m3fn).astype(np.float64)
+    quads = (codes.astype(np.uint16) * 0x1111).view(np.int16)
+    for quarter in quarters(np.repeat(quads[:, None], 127, 1), np.repeat(scale[None].astype(np.float32), 16, 0)):
+        whole = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64)[:, None] * scale
+        assert (quarter.astype(np.float64) * 128 == whole).all()
+
+
+def changed(arrays: list[np.ndarray], options: dict[str, Any], **more: Any) -> Any:
+    """A call with other arguments."""
+    names = dict(zip(("q", "k_cache", "v_cache", "block_table", "seq_lens"), arrays, strict=True))
+    return mha_decode_paged(**names | options | more)
+
+
+def test_bad_input() -> None:
+    arrays, options = FourBits("e2m1").build()
+    q, k, v, *_ = arrays
+    scale = options["k_block_scale"]
+    columns = r"\(11, 16, 2, 8\), one of each 16 columns of k"
+    for words, more in {
+        r"k_block_scale has shape \(11, 16, 2, 4\): must be " + columns: {"k_block_scale": scale[..., :4]},
+        "k_block_scale has dtype float32: must be float8_e4m3fn": {"k_block_scale": scale.astype(np.float32)},
+        "v_block_scale is None: must be given with that of the other": {"v_block_scale": None},
+        r"v_block_scale has strides .*: must be contiguous": {"v_block_scale": np.repeat(scale, 2, -1)[..., ::2]},
+        "head dimension of v_cache 120: must be a multiple of 32": {
+            "v_cache": v[..., :60], "v_block_scale": scale[..., :7]
+        },
+        "k_cache has head dimension 126: must be that of q, 128": {"k_cache": k[..., :63]},
+        "k_cache has dtype uint8: must be that of q, float32": {"q": q.astype(np.float32)},
+        "k_block_scale with k of dtype bfloat16: must be left out": {
+            "k_cache": np.zeros((*k.shape[:-1], 128), bfloat16), "v_cache": np.zeros((*v.shape[:-1], 128), bfloat16)
+        },
+        "K and V of 4 bits|uint8": {"backend": "hopper"},
+        "k_cache of uint8 has strides .*: must be rows at even bytes": {
+            "k_cache": np.zeros((11, 16, 2, 65), np.uint8)[..., :64]
+        },
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            changed(arrays, options, **more)
+    with pytest.raises(ValueError, match="k_cache has dtype uint8"):
+        mha_decode_streaming_paged(*arrays)
+    with pytest.raises(ValueError, match=r"k_block_scale: torch \(meta\), k: torch \(cpu\)"):
+        changed([to_torch(x) for x in arrays], {}, k_block_scale=torch.zeros(1, device="meta"), v_block_scale=scale)

@@ -1,0 +1,28 @@
+"""Kernels of the helpers that convert 4 bits, alone."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvlab.attention.tiles.four_bits.kernel import of_elements, quarters_of_e2m1, quarters_of_int4
+
+
+@triton.jit
+def convert_e2m1(quads_ptr, scale_ptr, out_ptr, n, WIDTH: tl.constexpr):
+    """A row of WIDTH elements, and the scales of each four."""
+    row, column = tl.program_id(0), tl.arange(0, WIDTH)
+    at = row * WIDTH + column[None, :]
+    blocks = tl.load(scale_ptr + row * (WIDTH // 4) + tl.arange(0, WIDTH // 4)[None, :])
+    parts = quarters_of_e2m1(tl.load(quads_ptr + at), of_elements(blocks, WIDTH, True), True)
+    for i in tl.static_range(4):
+        tl.store(out_ptr + i * n + at, parts[i])
+
+
+@triton.jit
+def convert_int4(quads_ptr, out_ptr, n, WIDTH: tl.constexpr):
+    """A row of WIDTH elements."""
+    at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    parts = quarters_of_int4(tl.load(quads_ptr + at), True)
+    for i in tl.static_range(4):
+        tl.store(out_ptr + i * n + at, parts[i])

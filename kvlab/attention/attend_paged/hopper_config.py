@@ -104,7 +104,8 @@ def ring_of(problem: DecodeProblem, tokens: int, schedule: ScheduleConfig) -> Ho
     (32, None)
     """
     rows = schedule.BM
-    if problem.itemsize > 2 or not has_depths(problem) or problem.group * tokens > rows or not ring_walks(schedule):
+    sized = problem.itemsize in (1, 2) and has_depths(problem) and problem.group * tokens <= rows
+    if not sized or not ring_walks(schedule):
         return None
     return HopperDecodeConstants(
         HEADS=1, GROUP=problem.group, TOKENS=tokens, W=problem.widths[0], PAGE=problem.page_size, BT=BLOCK,

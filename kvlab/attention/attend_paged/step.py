@@ -29,6 +29,9 @@ from kvlab.staging import ceildiv
 from .config import AttendProblem, Walk, WalkConfig, choose_walks, schedule_problem
 from .hopper_config import on_hopper, tiles_take
 
+FOUR_BITS = 0.5
+"""Bytes of a column of 4 bits."""
+
 Array = np.ndarray[Any, Any]
 
 
@@ -39,7 +42,7 @@ def plan(
     q_heads: int,
     kv_heads: int,
     head_dim: int = 128,
-    itemsize: int = 2,
+    itemsize: float = 2,
     programs: int | None = None,
     unit: int | None = None,
     causal: bool = True,
@@ -57,8 +60,8 @@ def plan(
                 ``(cu_seqlens_q, total)``: where those of each begin, ``[B + 1]``, and the tokens of all, the rows of q;
                 with ``max_seqlen_q`` behind, the most of one, which a GPU does not tell and tiles are chosen by
     q_heads, kv_heads   query heads, a multiple of KV heads
-    head_dim, itemsize  elements of a row of K or V, the longer one, and their bytes: rows of a tile, and how many keys
-                the beginning of a unit takes as long as
+    head_dim, itemsize  elements of a row of K or V, the longer one, and their bytes, 0.5 of 4 bits: rows of a tile, and
+                how many keys the beginning of a unit takes as long as
     programs    that run at once; by default what the GPU, or an H100, has room for. On sm_90 they are those of Hopper's
                 kernel where it has the sizes: a layer whose features it lacks is slower with them by a fifth,
                 in a mixed batch by more
@@ -91,8 +94,10 @@ def plan(
     if max_keys < UNLIMITED and not on_gpu(lengths):
         most = int(host(lengths).max())
         require(most <= max_keys, f"seq_lens has {most}", f"at most the max_keys beside it, {max_keys}")
-    for name, number in (("q_heads", q_heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("itemsize", itemsize)):
+    for name, number in (("q_heads", q_heads), ("kv_heads", kv_heads), ("head_dim", head_dim)):
         _positive(name, number)
+    if itemsize != FOUR_BITS:
+        _positive("itemsize", itemsize)
     require(q_heads % kv_heads == 0, f"q_heads is {q_heads}", f"a multiple of kv_heads {kv_heads}")
     interval = window_interval(causal, window)
     sizes = head_dim, head_dim, itemsize, 1, max_keys

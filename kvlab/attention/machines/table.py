@@ -23,7 +23,7 @@ from kvlab.staging.tile.tile_spec import TileCTA
 
 
 def kind_of(dtype: Any) -> str:
-    """What rows call a dtype of K and V: "4 bits" of two columns a byte, "e4m3", "16 bits" or "float32"."""
+    """Name that rows give a dtype of K and V: "4 bits" of two columns a byte, "e4m3", "16 bits" or "float32"."""
     return "4 bits" if dtype == np.uint8 else {1: "e4m3", 2: "16 bits", 4: "float32"}[dtype.itemsize]
 
 

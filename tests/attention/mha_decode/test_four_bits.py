@@ -16,7 +16,7 @@ import pytest
 import torch
 from caught import SHARED, Caught, as_launched
 
-from kvlab.attention import attend_paged, explain, mha_decode_paged, mha_decode_streaming_paged
+from kvlab.attention import attend_paged, explain, mha_decode_paged, mha_decode_streaming_paged, plan
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import resolve_scales
 from kvlab.attention.mha_decode import kernel
@@ -115,11 +115,13 @@ def test_emulated(case: FourBits, arch: str) -> None:
 
 
 def test_chunks() -> None:
-    """A step with chunks of a prompt: the bits do not depend on how the tokens were cut."""
+    """A step with chunks of a prompt, whose plan may be made before."""
     arrays, options = FourBits("e2m1", (37, 40), S=4).build()
     q, *rest = arrays
     starts = np.array([0, 4, 8])
     out = attend_paged(q.reshape(8, *q.shape[2:]), *rest, starts, **options)
+    step = plan(rest[3], (starts, 8), q_heads=6, kv_heads=2, itemsize=0.5)
+    assert (attend_paged(q.reshape(8, *q.shape[2:]), *rest, starts, plan=step, **options) == out).all()
     assert np.abs(out.astype(np.float32).reshape(q.shape) - exact(arrays, options)).max() < 0.05
 
 

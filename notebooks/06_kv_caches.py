@@ -240,7 +240,8 @@ def row_of(index):
 rows = latent.blocks.reshape(-1, 576)  # the whole pool, a row for each token and layer
 page, slot = np.divmod(wanted, PAGE)
 for index, p, s in zip(wanted[:4], page, slot, strict=False):
-    print(f"index {index:2}: row {row_of(index):3},", "right" if (rows[row_of(index)] == cache.blocks[p, s, 0]).all() else "wrong")
+    right = (rows[row_of(index)] == cache.blocks[p, s, 0]).all()
+    print(f"index {index:2}: row {row_of(index):3}, {'right' if right else 'wrong'}")
 
 # %% [markdown]
 # **Question 5.** Write the function as it should be. It is tried on all 96 tokens of the pool.

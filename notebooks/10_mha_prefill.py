@@ -174,7 +174,7 @@ print("\n".join("".join(row) for row in np.where(sees(i, j, 4, 9), "#", ".")))
 # **Question 4.** Write the function as it should be. It is tried with 4, 7 and 9 keys.
 
 # %% tags=["question"]
-mended = None  # your answer: def mended(i, j, n, S): return ...
+mended = None  # your answer: def mended(i, j, S, n): return ...
 
 # %%
 ask("10.mended", mended)

@@ -211,7 +211,7 @@ QUESTIONS = {
     "10.mended": Question(
         Formula("j <= i + n - S", [("j < i + n - S", "a query sees its own key"), ("j <= i", WAS),
                                    ("j <= i + n", "how many queries are there?")],
-                i=range(4), j=range(9), n=(4, 7, 9), S=(4,)),
+                i=range(4), j=range(9), S=(4,), n=(4, 7, 9)),
         ["Which key is the last query's own? The last one.", "Query i has the token n - S + i."],
     ),
     # 11. MLA

@@ -97,6 +97,24 @@ def test_the_emulator_gives_what_the_chip_gives(case: Case) -> None:
     assert_alike(ours, (out, lse))
 
 
+BALANCED = [
+    Case((20000, *(100 + 7 * i for i in range(40)), 0), H=16, columns=FULL, page=64),
+    Case((3000, 0, 64, 65, 1), H=128, columns=FULL, page=64, S=2),
+    Case((500, 9, 1300), H=64, columns=FULL, page=16),
+    Case((700, 33, 129) * 60, H=20, columns=FULL, page=32),
+    Case((5000, 3), H=16, columns=FULL, page=64, S=4),
+]
+
+
+@pytest.mark.parametrize("case", BALANCED, ids=str)
+def test_balanced(case: Case) -> None:
+    x = case.build()
+    options = {"balanced": True, "backend": "hopper", "return_lse": True, **x.options}
+    out, lse = mla_decode_paged(*x.torch("cuda"), **options)
+    assert_accurate(x, out.cpu(), lse.cpu())
+    assert {bits(mla_decode_paged(*x.torch("cuda"), **options)[0].cpu()) for _ in range(3)} == {bits(out.cpu())}
+
+
 @pytest.mark.parametrize("splits", [1, 4])
 def test_nothing_waits_repeats_and_writes_beside_out(splits: int) -> None:
     case = Case((1500, 0, 17), H=100, columns=FULL, page=64, S=2, splits=splits)

@@ -84,10 +84,11 @@ def mla_decode_paged(
                  base 2)
     kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
     balanced     share the rows of all sequences equally, whatever their lengths: a work list of the step is made on the
-                 device; the portable kernel; the same lengths give the same order of sums. num_splits,
-                 batch_invariant, indices, leftpad_k and q_positions must be left out. None: on a GPU, where nothing of
-                 these is given and the pool has less than two fifths (with more than 16 heads one fifth) of the pages
-                 that the table of several sequences could name
+                 device, which Hopper's kernel walks where it takes the call and S is 1 or H a power of two, otherwise
+                 the portable one; the same lengths give the same order of sums. num_splits, batch_invariant, indices,
+                 leftpad_k and q_positions must be left out. None: on a GPU, where nothing of these is given and the
+                 pool has less than two fifths (with more than 16 heads one fifth) of the pages that the table of
+                 several sequences could name
     batch_invariant  the same bits for a sequence alone and in any batch: its keys are split by the columns of the
                  table alone
     backend      "auto": the emulator for NumPy arrays, for torch tensors the Gluon kernel for sm_90 where that can do

@@ -30,7 +30,7 @@ from kvlab.common.torch_here import is_torch
 from kvlab.triton_support.versions import holds_wgmma_rows
 
 from .config import MLADecodeProblem, MLAInputs, choose_config
-from .hopper_config import SUPPORTED, choose_hopper, hopper_lacks
+from .hopper_config import SUPPORTED, choose_hopper, hopper_lacks, walk_ring
 
 LATENT = f"{HOME}.latent"
 """Where latent rows are walked over a schedule."""
@@ -39,8 +39,8 @@ MAX_HEADS = 128
 LENGTHS_ALONE = "num_splits", "batch_invariant", "indices", "leftpad_k", "q_positions"
 """What a schedule's units do not follow from."""
 FEW_HEADS, MOST_FULL, MOST_FULL_OF_MANY_HEADS = 16, 0.4, 0.2
-"""Pages of a pool for each that its table could name, where a schedule is worth it: with 16 heads it costs equal
-lengths 16 % on an H200, with more they take twice the time, as it is walked by the portable kernel."""
+"""Pages of a pool for each that its table could name, where a schedule is worth it: on an H200 it costs equal lengths
+14 % with 16 heads and 28 % with 64, twice the time where the portable kernel walks it with more than 16."""
 
 
 class MLADecode(Call[Any]):
@@ -160,13 +160,20 @@ class MLADecode(Call[Any]):
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         inputs, features = self.inputs, self.features
         problem = MLADecodeProblem.of(*inputs[:5], self.row_scales)
-        lacks = "balanced=True" if self.balanced else hopper_lacks(inputs, problem, features, scale)
+        lacks, ring = hopper_lacks(inputs, problem, features, scale), None
+        if self.balanced and not lacks and (ring := walk_ring(problem)) is None:
+            lacks = f"balanced=True and {problem.tokens} new tokens of {problem.heads} heads"
         chosen, reason, hopper = choose_with_hopper(inputs.q, self.backend, lacks, None, SUPPORTED)
         emulated = self.arch if chosen == "emulator" else None
         splits: dict[str, Any] = {"num_splits": self.num_splits, "batch_invariant": self.batch_invariant}
         if hopper:
-            adjacent = element_strides(inputs.kv_cache)[1] == problem.latent + problem.rope
             processors = target_of(inputs.q, None).processors
+            if ring is not None:
+                walk = function_at(f"{LATENT}.config:ring_walk")(ring, problem, processors=processors)
+                sibling = f"{LATENT}.{'emulator' if emulated else 'kernel'}"
+                machine, grid = "sm_90" if emulated else None, walk.schedule.grid(problem.kv_heads)
+                return Explanation("mla_decode", chosen, reason, walk, grid, machine), problem, sibling
+            adjacent = element_strides(inputs.kv_cache)[1] == problem.latent + problem.rope
             tiles = choose_hopper(problem, processors=processors, adjacent=adjacent, **splits)
             machine, sibling = ("sm_90", "hopper_emulator") if emulated else (None, "hopper")
             return Explanation("mla_decode", chosen, reason, tiles, tiles.grid(), machine), problem, sibling

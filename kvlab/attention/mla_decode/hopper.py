@@ -6,6 +6,8 @@ Q K^T and for P V. The output of 64 x 512 columns stays in the registers of two 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -20,10 +22,10 @@ from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, TILE_LAYOUT, barrie
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.tiles.online_softmax import LOG2E
-from kvlab.attention.tiles.strides import PartStrides
+from kvlab.attention.tiles.strides import PartStrides, RowStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
-from .hopper_config import HopperMLAConfig
+from .hopper_config import HopperMLAConfig, HopperMLAConstants
 from .hopper_roles import follow, lead, produce
 from .hopper_steps import K_LAYOUT, ROWS_LAYOUT
 
@@ -36,9 +38,9 @@ SIZES = [
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dk_rope, do, kv, out, lse, table, lens, features, kv_page, kv_token, scale, numbers, items, row_tiles,
-    head_tiles, splits, batches, heads, tokens, pages, max_keys, table_batch, columns, lens_stride, o_strides,
-    lse_strides, C: gl.constexpr,
+    dq, dk, dk_rope, do, kv, out, lse, part_lse, table, lens, work, features, kv_page, kv_token, scale, numbers, items,
+    row_tiles, head_tiles, splits, batches, heads, tokens, pages, max_keys, table_batch, columns, lens_stride,
+    o_strides, lse_strides, sizes, C: gl.constexpr,
 ):
     """A program: shared memory, barriers, and its partitions."""
     BOXES: gl.constexpr = C.BN // C.BOX
@@ -62,9 +64,12 @@ def attend(
     q_rope_s = operand(q_rope_box, C.BM, C.DR, 1)
     k_s = operand(k_box, C.BN, C.DV // 2, C.NB * PANELS)
     k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)
-    keys = (lens, lens_stride, row_tiles, head_tiles, splits, max_keys)
+    if C.WALK:
+        keys = (lens, lens_stride, work, sizes, max_keys, heads)
+    else:
+        keys = (lens, lens_stride, row_tiles, head_tiles, splits, max_keys)
     outputs = (do, out, o_strides, heads, tokens, batches, splits)
-    results = (lse, lse_strides, heads, tokens)
+    results = (lse, lse_strides, part_lse, heads, tokens)
     terms = (features, numbers, scale)
     entries = (table, table_batch, columns, pages)
     descs = (dq, dk, dk_rope)
@@ -97,8 +102,8 @@ def launch(
         box_descriptor(q, (C.TB, C.HB), BOX_LAYOUT, "q", again),
         box_descriptor(kv_cache, (C.BOX,), K_LAYOUT, "kv_cache", again),
         box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again),
-        _output_boxes(part, (C.TB, C.HB), again) if C.BOXED else part, kv_cache, part, part_lse, block_table, seq_lens,
-        feature_arrays(features),
+        _output_boxes(part, (C.TB, C.HB), again) if C.BOXED else part, kv_cache, part, part_lse, None,
+        block_table, seq_lens, None, feature_arrays(features),
     )
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
@@ -107,11 +112,41 @@ def launch(
             config.items, config.row_tiles, config.head_tiles, splits, batch, heads, tokens, kv_cache.shape[0],
             most_keys(block_table.shape[1], 1 if C.LISTED else kv_cache.shape[1]), block_table.stride(0),
             block_table.shape[1], 0 if seq_lens is None else seq_lens.stride(0), PartStrides(*steps),
-            PartStrides(*lse_steps), C=C, num_warps=4,
+            PartStrides(*lse_steps), None, C=C, num_warps=4,
         )
     if splits > 1:
         merge(part, part_lse, out, lse, again)
     return out, lse
+
+
+def pointers_of(
+    C: HopperMLAConstants, arrays: tuple[torch.Tensor, ...], lists: tuple[torch.Tensor, ...],
+    results: tuple[torch.Tensor, ...], features: Features, again: Again,
+) -> tuple[Any, ...]:
+    """The pointers of a launch over a work list. arrays : q and the windows of the cache; lists : the table, the
+    lengths and the list; results : out, lse, and the partial ones.
+    """
+    (q, kv_cache, k_rope), (out, lse, part, part_lse) = arrays, results
+    return (
+        box_descriptor(q, (C.TB, C.HB), BOX_LAYOUT, "q", again),
+        box_descriptor(kv_cache, (C.BOX,), K_LAYOUT, "kv_cache", again),
+        box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again),
+        part, kv_cache, out, lse, part_lse, *lists, feature_arrays(features),
+    )
+
+
+def numbers_of(
+    arrays: tuple[torch.Tensor, ...], lists: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...], sizes: Any,
+    features: Features, scale: float,
+) -> tuple[Any, ...]:
+    """The arguments behind the pointers of such a launch, without the constants."""
+    (q, kv_cache, _), (table, lens, _), (out, lse, *_) = arrays, lists, results
+    batch, tokens, heads, _ = q.shape
+    return (
+        kv_cache.stride(0), None, scale * LOG2E, feature_numbers(features), 0, 0, 0, 1, batch, heads, tokens,
+        kv_cache.shape[0], sizes.max_keys, table.stride(0), table.shape[1], lens.stride(0),
+        *(RowStrides(*x.stride()[:3]) for x in (out, lse)), sizes,
+    )
 
 
 def _output_boxes(x: torch.Tensor, rows: tuple[int, ...], again: Again) -> TensorDescriptor:

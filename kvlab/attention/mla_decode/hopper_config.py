@@ -27,6 +27,7 @@ class HopperMLAConstants(NamedTuple):
     the next softmax, not before, and the next block is brought into L2; the rows of a page lie one after the other.
     BOXED: the output passes through shared memory and leaves by TMA, as whole rows.
     LISTED: keys are those that a list names, one by one.
+    WALK: items are those of a work list, of which the beginning of a unit takes OVERHEAD key blocks of BN.
     WARPS of the producer. Registers of a thread of the FOLLOWER and of the PRODUCER; the leader has the others.
     """
 
@@ -38,6 +39,8 @@ class HopperMLAConstants(NamedTuple):
     LATE: bool = False
     BOXED: bool = False
     LISTED: bool = False
+    WALK: bool = False
+    OVERHEAD: int = 2
     WARPS: int = 1
     FOLLOWER: int = 192
     PRODUCER: int = 32
@@ -130,6 +133,23 @@ def choose_hopper(
         splits = min(range(1, min(blocks, MAX_SPLITS) + 1), key=cost)
     items = programs * splits
     return HopperMLAConfig(constants, row_tiles, head_tiles, splits, items, min(items, processors))
+
+
+def walk_ring(problem: MLADecodeProblem) -> HopperMLAConstants | None:
+    """The constants of programs that walk a work list; None where rows of a tile are not those of an item, or there are
+    lists of slots.
+
+    >>> walk_ring(MLADecodeProblem(1, 1, 128, 512, 64, 2, 64, 65536)).HB
+    64
+    >>> walk_ring(MLADecodeProblem(1, 2, 80, 512, 64, 2, 64, 65536))
+    """
+    powers = problem.heads & (problem.heads - 1) == 0
+    if problem.listed or not (powers or problem.tokens == 1):
+        return None
+    few = problem.rows <= 16
+    return choose_hopper(problem, num_splits=1).constants._replace(
+        BOXED=False, WALK=True, OVERHEAD=2 if few else 3, FOLLOWER=184, PRODUCER=64
+    )
 
 
 def shared_bytes(C: HopperMLAConstants) -> int:

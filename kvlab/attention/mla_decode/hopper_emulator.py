@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,14 @@ from kvlab.attention.hopper.emulator import NOTHING, find_pages, softmax, split_
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
+from kvlab.attention.schedule.emulator import team_items
 from kvlab.attention.tiles.online_softmax import LN2, LOG2E
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import divide, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.tile.rows_over_warps import butterfly
 
-from .hopper_config import HopperMLAConfig
+from .hopper_config import HopperMLAConfig, HopperMLAConstants
 from .hopper_cta import HALVES, HopperMLACTA, Warps, places_of
 
 Array = np.ndarray[Any, Any]
@@ -46,6 +47,15 @@ class HopperMLALaunch:
     scale: np.float32
     features: Features
 
+    @property
+    def C(self) -> HopperMLAConstants:
+        """The constants of the kernel."""
+        return self.config.constants
+
+    def find_items(self, program: int) -> tuple[int, int, int]:
+        """First item of a program, the end of its items, and from one to the next."""
+        return program, self.config.items, self.config.programs
+
     def find_item(self, t: int) -> tuple[int, int, int, int, int, int, int]:
         """Item number -> its sequence and split, first token and head of its rows, first key, all keys, and blocks."""
         batch, split, token, head, length = self.find_place(t)
@@ -53,7 +63,7 @@ class HopperMLALaunch:
 
     def find_place(self, t: int) -> tuple[int, int, int, int, int]:
         """Item number -> its sequence and split, first token and head of its rows; and the sequence's length."""
-        config, C = self.config, self.config.constants
+        config, C = self.config, self.C
         tile, split = t % config.row_tiles, t // config.row_tiles % config.num_splits
         batch = t // (config.row_tiles * config.num_splits)
         token, head = tile // config.head_tiles * C.TB, tile % config.head_tiles * C.HB
@@ -62,21 +72,21 @@ class HopperMLALaunch:
 
     def find_keys(self, split: int, length: int) -> tuple[int, int, int]:
         """First key of a split, all keys, and blocks of keys."""
-        config, C = self.config, self.config.constants
+        config, C = self.config, self.C
         num_keys = int(key_count(np.asarray(length), self.max_keys))
         lo, hi = split_bounds(split, config.num_splits, num_keys, C.BN)
         return lo, num_keys, max(ceildiv(hi - lo, C.BN), 1)
 
     def find_pages(self, batch: int, key: int, num_keys: int) -> Array:
         """The pages of a block's boxes; past the end none."""
-        C = self.config.constants
+        C = self.C
         return find_pages(self.table[batch], key, num_keys, self.pages, C.BN, C.BOX, C.PAGE)
 
     def find_rows(self, batch: int, key: int, num_keys: int) -> tuple[dict[str, Array], Array]:
         """The parts of the rows that a list names at its places from ``key`` on, and whether it names one there: a slot
         of the cache. Absent ones are zeros.
         """
-        C = self.config.constants
+        C = self.C
         place = key + np.arange(C.BN)
         slot = np.where(place < num_keys, self.table[batch, np.minimum(place, num_keys - 1)], -1)
         there = (slot >= 0) & (slot < self.pages * C.PAGE)
@@ -86,7 +96,7 @@ class HopperMLALaunch:
 
     def rows(self, token: int, head: int) -> tuple[Array, Array, Array]:
         """Token and head of each row of a tile, and whether they exist."""
-        C = self.config.constants
+        C = self.C
         r = np.arange(C.BM)
         t, h = token + r // C.HB, head + r % C.HB
         return t, h, (t < self.tokens) & (h < self.heads)
@@ -98,7 +108,7 @@ class HopperMLALaunch:
         """Half the columns of the output, registers -> DRAM: rows that exist, of a split with some keys or the only
         one. BOXED: as whole rows through shared memory.
         """
-        C, some = self.config.constants, some or self.config.num_splits == 1
+        C, some = self.C, some or self.config.num_splits == 1
         values = o.tile()[0].astype(self.out.dtype)
         if C.BOXED:
             cta.store_half(me, values, b, half, split * self.out.shape[1] + batch, token, head, some)
@@ -107,14 +117,97 @@ class HopperMLALaunch:
             r, first = np.nonzero(there & some)[0], HALVES.index(half) * C.DV // 2
             self.out[split, batch, t[r], h[r], first : first + C.DV // 2] = values[r]
 
+    def store_lse(self, lse: Array, split: int, batch: int, token: int, head: int) -> None:
+        """The logarithm of the sum of each row that exists."""
+        token_of, head_of, there = self.rows(token, head)
+        self.lse[split, batch, token_of[there], head_of[there]] = lse[there]
+
+
+@dataclass
+class HopperMLAWalk(HopperMLALaunch):
+    """One program of a launch over a work list: a split is the number of an item, of which it may have a part."""
+
+    config: Any
+    work: Array
+    part: Array
+    part_lse: Array
+    places: tuple[int, int, int, int]
+    program: int = 0
+
+    @property
+    def C(self) -> HopperMLAConstants:
+        """The constants of the kernel."""
+        ring: HopperMLAConstants = self.config.ring
+        return ring
+
+    def find_team(self) -> tuple[int, int, int, int]:
+        """Places of this program's team in a work list, and the items that lie there."""
+        starts, _, _, firsts = (self.work[at:] for at in self.places)
+        team = np.array(self.program // self.config.schedule.lanes(1))
+        begin, until, first, last = map(int, team_items(self.work, starts, firsts, team, self.C.OVERHEAD))
+        return begin, until, first, last
+
+    def find_items(self, program: int) -> tuple[int, int, int]:
+        """First item of this program, the end of its items, and from one to the next."""
+        _, _, first, last = self.find_team()
+        return first, last, 1
+
+    def find_blocks(self, t: int) -> tuple[int, int]:
+        """Places of an item's key blocks."""
+        return int(self.work[self.places[0] + t]) + self.C.OVERHEAD, int(self.work[self.places[0] + t + 1])
+
+    def find_part(self, t: int) -> tuple[bool, int]:
+        """Whether all of an item is this program's, and where its partial results go otherwise."""
+        begin, until, _, _ = self.find_team()
+        start, stop = self.find_blocks(t)
+        return begin <= start and stop <= until, 2 * self.program + int(start > begin)
+
+    def find_place(self, t: int) -> tuple[int, int, int, int, int]:
+        """Item number -> its sequence and itself, first token and head of its rows; and the sequence's length."""
+        _, sequences, tiles, _ = (self.work[at:] for at in self.places)
+        batch, lanes = int(sequences[t]), self.config.schedule.lanes(1)
+        row = (int(tiles[t]) * lanes + self.program % lanes) * self.C.BM
+        return batch, t, row // self.heads, row % self.heads, int(np.asarray(self.lens)[batch])
+
+    def find_keys(self, split: int, length: int) -> tuple[int, int, int]:
+        """First key of a unit, all keys, and blocks of keys."""
+        BN, num_keys = self.C.BN, int(key_count(np.asarray(length), self.max_keys))
+        begin, until, _, _ = self.find_team()
+        start, stop = self.find_blocks(split)
+        lo = (max(begin, start) - start) * BN
+        hi = max(min((min(until, stop) - start) * BN, num_keys), lo)
+        return lo, num_keys, max(ceildiv(hi - lo, BN), 1)
+
+    def store_lse(self, lse: Array, split: int, batch: int, token: int, head: int) -> None:
+        """The logarithm of the sum of each row that exists, of an item or of its part."""
+        (t, h, there), (whole, place) = self.rows(token, head), self.find_part(split)
+        if whole:
+            self.lse[batch, t[there], h[there]] = lse[there]
+        else:
+            self.part_lse[place, there] = lse[there]
+
+    def store_half(
+        self, cta: HopperMLACTA, me: Warps, o: Fragments, b: int, half: str, split: int, batch: int, token: int,
+        head: int, some: bool,
+    ) -> None:
+        """Half the columns of the output, registers -> DRAM: rows that exist, of an item or a part with some keys."""
+        (t, h, there), (whole, place) = self.rows(token, head), self.find_part(split)
+        first, values = HALVES.index(half) * self.C.DV // 2, o.tile()[0]
+        columns = slice(first, first + self.C.DV // 2)
+        if whole:
+            self.out[batch, t[there], h[there], columns] = values[there].astype(self.out.dtype)
+        elif some:
+            self.part[place, there, columns] = values[there]
+
 
 def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
     """One warp brings Q and the latent rows of item after item; four warps those that a list names."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
-    C, items, programs = cta.C, x.config.items, x.config.programs  #- launch
+    C = cta.C  #- launch
+    first, last, step = x.find_items(program)  #- launch
     it, turn = 0, 0
-    for t in range(program, items, programs):
+    for t in range(first, last, step):
         #: find -> batch, split, token, head, length    the rows of an item; its length and pages are on their way
         batch, split, token, head, length = x.find_place(t)
         #: load_q -> turn    DRAM -> shared memory
@@ -156,11 +249,12 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
     """One warpgroup: scores, softmax, and the left half of the output."""
     #@ leader
     #: begin -> it, turn    the first item
-    C, items, programs, scale, tokens = cta.C, x.config.items, x.config.programs, x.scale, x.tokens  #- launch
+    C, scale, tokens = cta.C, x.scale, x.tokens  #- launch
+    first, last, step = x.find_items(program)  #- launch
     me, features = cta.leader, x.features  #- programs
     BN = C.BN
     it, turn = 0, 0
-    for t in range(program, items, programs):
+    for t in range(first, last, step):
         #: find -> batch, split, token, head, lo, blocks, limit, factor    rows, keys, how many the first token sees
         batch, split, token, head, lo, num_keys, blocks = x.find_item(t)
         limit = num_keys - tokens + 1
@@ -232,8 +326,7 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
         cta.wait_mma(me, 0)
         o = o.times(inv[None])
         #: store    registers -> DRAM; an empty split leaves its partial output alone
-        token_of, head_of, there = x.rows(token, head)
-        x.lse[split, batch, token_of[there], head_of[there]] = lse[there]
+        x.store_lse(lse, split, batch, token, head)
         x.store_half(cta, me, o, b, "left", split, batch, token, head, lo < num_keys)
         cta.arrive(me, cta.l_free[b])
         #: next -> it, turn    the next item
@@ -245,9 +338,10 @@ def follow(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
     #: begin -> it    the first item
-    C, items, programs, me = cta.C, x.config.items, x.config.programs, cta.follower  #- launch
+    C, me = cta.C, cta.follower  #- launch
+    first, last, step = x.find_items(program)  #- launch
     it, late = 0, 0
-    for t in range(program, items, programs):
+    for t in range(first, last, step):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
         batch, split, token, head, lo, num_keys, blocks = x.find_item(t)
         o = cta.zeros()
@@ -313,8 +407,7 @@ def launch(
     out = np.empty((batch, tokens, heads, C.DV), q.dtype) if out is None else out
     lse = np.empty((batch, tokens, heads), np.float32)
     part, part_lse = partial_results(out, lse, splits)
-    rows = {"q": (q, (C.TB, C.HB)), "k": (kv_cache, (C.BOX,)), "rope": (k_rope, (C.BOX,))}
-    boxes = {name: TmaDescriptor.of(a, (1, *n, 64), "128B") for name, (a, n) in rows.items()}
+    boxes = boxes_of(C, q, kv_cache, k_rope)
     width = 128 // part.itemsize
     by_panels = np.moveaxis(part.reshape(splits * batch, tokens, heads, C.DV // width, width), 3, 1)
     boxes["o"] = TmaDescriptor.of(by_panels, (1, 4, C.TB, C.HB, width), "128B")
@@ -324,13 +417,44 @@ def launch(
         config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, kv_cache, k_rope, part, part_lse,
         scale_log2, features,
     )
-    with traffic.launch():
-        ctas = [HopperMLACTA(C, places_of(C), q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]
-        roles: list[Role] = []
-        for n, cta in enumerate(ctas):
-            roles.append((cta.producer, produce(cta, x, n)))
-            roles += [(cta.leader, lead(cta, x, n)), (cta.follower, follow(cta, x, n))]
-        run_roles(roles)
+    run_programs(C, q.dtype, boxes, [x] * config.programs, traffic)
     if splits > 1:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)
     return out, lse
+
+
+def walk(
+    arrays: tuple[Array, Array, Array], lists: tuple[Array, Array, Array], results: tuple[Array, ...],
+    scale_log2: float, features: Features, config: Any, places: tuple[int, int, int, int], programs: int,
+    traffic: Traffic,
+) -> None:
+    """All programs of a launch over a work list. arrays : q and the windows of the cache; lists : the table, the
+    lengths and the list, whose parts begin at ``places``; results : out, lse, and the partial ones.
+    """
+    (q, kv, k_rope), (table, lens, work), (out, lse, part, part_lse), C = arrays, lists, results, config.ring
+    max_keys = most_keys(table.shape[1], kv.shape[1])
+    x = HopperMLAWalk(
+        config, q.shape[2], q.shape[1], len(kv), max_keys, table, lens, kv, k_rope, out, lse, np.float32(scale_log2),
+        features, work, part, part_lse, places,
+    )
+    run_programs(C, q.dtype, boxes_of(C, q, kv, k_rope), [replace(x, program=n) for n in range(programs)], traffic)
+
+
+def boxes_of(C: HopperMLAConstants, q: Array, kv_cache: Array, k_rope: Array) -> dict[str, TmaDescriptor]:
+    """What TMA loads."""
+    rows = {"q": (q, (C.TB, C.HB)), "k": (kv_cache, (C.BOX,)), "rope": (k_rope, (C.BOX,))}
+    return {name: TmaDescriptor.of(a, (1, *n, 64), "128B") for name, (a, n) in rows.items()}
+
+
+def run_programs(
+    C: HopperMLAConstants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], programs: Sequence[HopperMLALaunch],
+    traffic: Traffic,
+) -> None:
+    """Run the roles of all programs, each of which has what the launch tells it."""
+    with traffic.launch():
+        roles: list[Role] = []
+        for n, x in enumerate(programs):
+            cta = HopperMLACTA(C, places_of(C), dtype, boxes, traffic, traced=n == 0)
+            roles.append((cta.producer, produce(cta, x, n)))
+            roles += [(cta.leader, lead(cta, x, n)), (cta.follower, follow(cta, x, n))]
+        run_roles(roles)

@@ -34,6 +34,7 @@ from .hopper_steps import (
     expect_keys,
     expect_pages,
     find_item,
+    find_items,
     find_keys,
     find_place,
     find_rows,
@@ -46,6 +47,7 @@ from .hopper_steps import (
     send,
     start_scores,
     store_half,
+    store_lse,
     tell,
 )
 
@@ -55,8 +57,7 @@ def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
     """One warp brings Q and the latent rows of item after item; four warps those that a list names."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
-    program = gl.program_id(0)  #- launch
-    programs = gl.num_programs(0)  #- launch
+    first, last, step = find_items(items, keys, C)  #- launch
     dq, dk, dk_rope = descs  #- launch
     q_box, q_rope_box, k_box, k_rope_box = boxes  #- launch
     q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
@@ -69,7 +70,7 @@ def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
     table, table_batch, columns, pages = entries  #- launch
     it = 0  # blocks so far: stage it % NB, phase it // NB
     turn = 0  # parity of the items so far
-    for t in range(program, items, programs):
+    for t in range(first, last, step):
         #: find -> batch, split, token, head, length    the rows of an item; its length and pages are on their way
         batch, split, token, head, length = find_place(t, keys, C)
         pages_of = table + batch.to(gl.int64) * table_batch  #- address
@@ -118,8 +119,7 @@ def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
     """One warpgroup: scores, softmax, and the left half of the output."""
     #@ leader
     #: begin -> it, turn    the first item
-    program = gl.program_id(0)  #- launch
-    programs = gl.num_programs(0)  #- launch
+    first, last, step = find_items(items, keys, C)  #- launch
     BM: gl.constexpr = C.BM
     BN: gl.constexpr = C.BN
     COLS: gl.constexpr = C.DV // 2  #- layout
@@ -128,12 +128,12 @@ def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)  #- layout
     q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box = smem  #- launch
     q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
-    lse_out, lse_strides, heads, tokens = results  #- launch
+    _, _, _, heads, tokens = results  #- launch
     features, numbers, scale = terms  #- launch
     DTYPE: gl.constexpr = q_s.dtype  #- launch
     it = 0
     turn = 0
-    for t in range(program, items, programs):
+    for t in range(first, last, step):
         #: find -> batch, split, token, head, lo, blocks, limit, factor    rows, keys, how many the first token sees
         batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
         limit = num_keys - tokens + 1
@@ -204,11 +204,8 @@ def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
         o = o * gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))[:, None]
         #: store    registers -> DRAM; an empty split leaves its partial output alone
-        r = gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
-        at = lse_out + split.to(gl.int64) * lse_strides.split + batch.to(gl.int64) * lse_strides.batch  #- address
-        where = at + (token + r // C.HB) * lse_strides.token + (head + r % C.HB) * lse_strides.head
-        gl.store(where, lse, mask=(token + r // C.HB < tokens) & (head + r % C.HB < heads))
-        store_half(outputs, o, k_box, b, 0, split, batch, token, head, lo < num_keys, C)
+        store_lse(results, lse, split, batch, token, head, keys, C)
+        store_half(outputs, o, k_box, b, 0, split, batch, token, head, lo < num_keys, keys, C)
         mbarrier.arrive(l_free.index(b), count=1)
         #: next -> it, turn    the next item
         it += 1
@@ -220,14 +217,13 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
     #: begin -> it    the first item
-    program = gl.program_id(0)  #- launch
-    programs = gl.num_programs(0)  #- launch
+    first, last, step = find_items(items, keys, C)  #- launch
     BM: gl.constexpr = C.BM
     COLS: gl.constexpr = C.DV // 2  #- layout
     O_LAYOUT: gl.constexpr = accumulator(COLS, 16)  #- layout
     k_s, p_s, rows_s, k_box = smem  #- launch
     it = 0
-    for t in range(program, items, programs):
+    for t in range(first, last, step):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
         batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
         o = gl.zeros([BM, COLS], gl.float32, layout=O_LAYOUT)
@@ -264,7 +260,7 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
         o = o * inv[:, None]
         #: store    registers -> DRAM; an empty split leaves its partial output alone
-        store_half(outputs, o, k_box, b, 1, split, batch, token, head, lo < num_keys, C)
+        store_half(outputs, o, k_box, b, 1, split, batch, token, head, lo < num_keys, keys, C)
         mbarrier.arrive(r_free.index(b), count=1)
         #: next -> it    the next item
         it += 1

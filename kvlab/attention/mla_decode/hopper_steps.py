@@ -19,7 +19,10 @@ from kvlab.attention.hopper.kernel import (
     store_box,
     view_as,
 )
+from kvlab.attention.schedule.kernel import team_items
+from kvlab.triton_support.twins import compiled
 
+globals().update(compiled(gluon.jit, gl, team_items.fn))
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 PARTS = gl.constexpr(3)  # products of Q K^T
 S_DONE = gl.constexpr(9)  # that at which it waits for the end of the next Q K^T, where it is late
@@ -42,6 +45,38 @@ def named_barrier(verb: gl.constexpr, number: gl.constexpr, threads: gl.constexp
 
 
 @gluon.jit
+def find_team(keys, C: gl.constexpr):
+    """Places of this program's team in a work list, and the items that lie there."""
+    _, _, work, sizes, _, _ = keys
+    team = gl.program_id(0) // sizes.lanes
+    return team_items(work, work + sizes.starts, work + sizes.firsts, team, C.OVERHEAD)
+
+
+@gluon.jit
+def find_items(items, keys, C: gl.constexpr):
+    """First item of this program, the end of its items, and from one to the next."""
+    if C.WALK:
+        _, _, first, last = find_team(keys, C)
+        step = 1
+    else:
+        first = gl.program_id(0)
+        last = items
+        step = gl.num_programs(0)
+    return first, last, step
+
+
+@gluon.jit
+def find_part(t, keys, C: gl.constexpr):
+    """Whether all of an item of a work list is this program's, and where its partial results go otherwise."""
+    _, _, work, sizes, _, _ = keys
+    begin, until, _, _ = find_team(keys, C)
+    start = gl.load(work + sizes.starts + t) + C.OVERHEAD
+    stop = gl.load(work + sizes.starts + t + 1)
+    place = 2 * gl.program_id(0) + (start > begin).to(gl.int32)
+    return (begin <= start) & (stop <= until), place.to(gl.int64) * C.BM
+
+
+@gluon.jit
 def find_item(t, keys, C: gl.constexpr):
     """Item number -> its sequence and split, first token and head of its rows, first key, all keys, blocks of keys."""
     batch, split, token, head, length = find_place(t, keys, C)
@@ -53,14 +88,22 @@ def find_item(t, keys, C: gl.constexpr):
 def find_place(t, keys, C: gl.constexpr):
     """Item number -> its sequence and split, first token and head of its rows; and the sequence's length, on its way.
 
-    The row tiles of a sequence are neighbours: they read the same keys.
+    The row tiles of a sequence are neighbours: they read the same keys. In a work list the split is the item's number.
     """
-    lens, lens_stride, row_tiles, head_tiles, splits, max_keys = keys
-    tile = t % row_tiles
-    split = t // row_tiles % splits
-    batch = t // (row_tiles * splits)
-    token = tile // head_tiles * C.TB
-    head = tile % head_tiles * C.HB
+    if C.WALK:
+        lens, lens_stride, work, sizes, _, heads = keys
+        batch = gl.load(work + sizes.sequences + t)
+        row = (gl.load(work + sizes.tiles + t) * sizes.lanes + gl.program_id(0) % sizes.lanes) * C.BM
+        split = t
+        token = row // heads
+        head = row % heads
+    else:
+        lens, lens_stride, row_tiles, head_tiles, splits, max_keys = keys
+        tile = t % row_tiles
+        split = t // row_tiles % splits
+        batch = t // (row_tiles * splits)
+        token = tile // head_tiles * C.TB
+        head = tile % head_tiles * C.HB
     if C.LISTED:
         length = max_keys
     else:
@@ -73,9 +116,18 @@ def find_keys(split, length, keys, C: gl.constexpr):
     """First key of a split, all keys, and blocks of keys. A split is a number of whole blocks. Without keys there is
     one block, of which no row sees anything.
     """
-    _, _, _, _, splits, max_keys = keys
-    num_keys = key_count(length, max_keys)
-    lo, hi = split_bounds(split, splits, num_keys, C.BN)
+    if C.WALK:
+        _, _, work, sizes, max_keys, _ = keys
+        begin, until, _, _ = find_team(keys, C)
+        start = gl.load(work + sizes.starts + split) + C.OVERHEAD
+        stop = gl.load(work + sizes.starts + split + 1)
+        num_keys = key_count(length, max_keys)
+        lo = (gl.maximum(begin, start) - start) * C.BN
+        hi = gl.maximum(gl.minimum((gl.minimum(until, stop) - start) * C.BN, num_keys), lo)
+    else:
+        _, _, _, _, splits, max_keys = keys
+        num_keys = key_count(length, max_keys)
+        lo, hi = split_bounds(split, splits, num_keys, C.BN)
     return lo, num_keys, gl.maximum(gl.cdiv(hi - lo, C.BN), 1)
 
 
@@ -207,14 +259,31 @@ def send(p_s, rows_s, p, alpha):
 
 
 @gluon.jit
-def store_half(outputs, o, k_box, b, half: gl.constexpr, split, batch, token, head, some, C: gl.constexpr):
+def store_lse(results, lse, split, batch, token, head, keys, C: gl.constexpr):
+    """The logarithm of the sum of each row that exists, of an item or of its part."""
+    out, strides, part, heads, tokens = results
+    r = gl.arange(0, C.BM, layout=lse.type.layout)
+    there = (token + r // C.HB < tokens) & (head + r % C.HB < heads)
+    rows = (token + r // C.HB) * strides.token + (head + r % C.HB) * strides.head
+    if C.WALK:
+        whole, place = find_part(split, keys, C)
+        gl.store(out + batch.to(gl.int64) * strides.batch + rows, lse, mask=there & whole)
+        gl.store(part + place + r, lse, mask=there & (whole == 0))
+    else:
+        at = out + split.to(gl.int64) * strides.split + batch.to(gl.int64) * strides.batch
+        gl.store(at + rows, lse, mask=there)
+
+
+@gluon.jit
+def store_half(outputs, o, k_box, b, half: gl.constexpr, split, batch, token, head, some, keys, C: gl.constexpr):
     """Half the columns of the output, registers -> DRAM: rows that exist, of a split with some keys or the only one.
 
     BOXED: they pass through the place of that half of V in stage b, float32 in two pieces, and leave as whole rows by
     TMA, which leaves absent ones alone.
     """
     do, out, o_strides, heads, tokens, batches, splits = outputs
-    some = some | (splits == 1)
+    if not C.WALK:
+        some = some | (splits == 1)
     if C.BOXED:
         BITS: gl.constexpr = do.dtype.primitive_bitwidth
         PANELS: gl.constexpr = do.block_shape[1]
@@ -240,7 +309,14 @@ def store_half(outputs, o, k_box, b, half: gl.constexpr, split, batch, token, he
         d = half * (C.DV // 2) + gl.arange(0, C.DV // 2, layout=gl.SliceLayout(0, O_LAYOUT))
         t = token + r // C.HB
         h = head + r % C.HB
-        at = out + split.to(gl.int64) * o_strides.split + batch.to(gl.int64) * o_strides.batch
         rows = t.to(gl.int64) * o_strides.token + h.to(gl.int64) * o_strides.head
-        there = (t < tokens) & (h < heads) & some
-        gl.store(at + rows[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=there[:, None])
+        there = (t < tokens) & (h < heads)
+        if C.WALK:
+            whole, place = find_part(split, keys, C)
+            at = out + batch.to(gl.int64) * o_strides.batch
+            gl.store(at + rows[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=(there & whole)[:, None])
+            cut = there & some & (whole == 0)
+            gl.store(do + (place + r)[:, None] * C.DV + d[None, :], o, mask=cut[:, None])
+        else:
+            at = out + split.to(gl.int64) * o_strides.split + batch.to(gl.int64) * o_strides.batch
+            gl.store(at + rows[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=(there & some)[:, None])

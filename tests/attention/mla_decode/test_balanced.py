@@ -16,14 +16,15 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mla_decode_paged, plan
 from kvlab.attention.attend_paged.latent import emulator
-from kvlab.attention.attend_paged.latent.config import LatentWalk, walk_of
+from kvlab.attention.attend_paged.latent.config import LatentWalk, ring_walk, walk_of
 from kvlab.attention.mla_decode import call as mla_call
 from kvlab.attention.mla_decode import emulator as unsplit
 from kvlab.attention.mla_decode.config import MLADecodeProblem, choose_config
+from kvlab.attention.mla_decode.hopper_config import shared_bytes, walk_ring
 from kvlab.common.arrays import to_torch
 from kvlab.mirror import check, lockstep
 from kvlab.staging import Traffic
-from kvlab.triton_support.versions import holds_wgmma_rows
+from kvlab.triton_support.versions import gluon_lacks, holds_wgmma_rows
 
 OP = "kvlab.attention.attend_paged.latent"
 
@@ -55,6 +56,36 @@ def test_emulated(case: Case, teams: int, arch: str) -> None:
     x = case.build()
     arrays, named = call(x, teams, arch)
     assert_accurate(x, *emulator.launch(*arrays, **named, arch=arch))
+
+
+RINGS = [
+    (Case((700, 3, 0, 200), H=16, columns=FULL, page=64), 5),
+    (Case((330, 70, 9), H=80, columns=FULL, page=16), 6),
+    (Case((300, 50), H=16, S=5, columns=FULL, page=32, dtype="fp16"), 5),
+]
+
+
+@pytest.mark.parametrize("case, programs", RINGS, ids=str)
+def test_the_ring_of_hopper(case: Case, programs: int) -> None:
+    """One and two tiles of an item side by side, several tokens a tile; sequences that are cut, and one without a key.
+    The twin states all accesses to the record of hazards.
+    """
+    x = case.build()
+    arrays = x.q, *x.windows, x.table, x.lens
+    problem = MLADecodeProblem.of(*arrays)
+    ring = walk_ring(problem)
+    assert ring is not None
+    config = ring_walk(ring, problem, processors=programs)
+    assert_accurate(x, *emulator.launch(*arrays, scale=x.scale, features=x.features, config=config))
+
+
+def test_rows_that_the_ring_does_not_take() -> None:
+    """Tiles of 64 rows, 32 heads for each of two tokens where there are 20, are not those of an item."""
+    x = Case((30, 9), H=20, S=2, columns=FULL, page=64).build()
+    with pytest.raises(ValueError, match="backend is 'hopper' with balanced=True and 2 new tokens of 20 heads: must"):
+        mla_decode_paged(*x.arrays, balanced=True, backend="hopper", **x.options)
+    told = explain(mla_decode_paged, *x.with_(q=x.q[:, :1]).arrays, balanced=True, backend="hopper", **x.options)
+    assert told.config.ring.WALK
 
 
 @pytest.mark.interpreter
@@ -128,7 +159,7 @@ def test_where_lengths_must_differ_a_gpu_has_a_schedule(monkeypatch: pytest.Monk
     ({"q_positions": np.array([9])}, "q_positions with balanced=True"),
     ({"indices": np.zeros((1, 3), int)}, "indices with balanced=True"),
     ({"balanced": 1}, "balanced is 1: must be True, False or None"),
-    ({"backend": "hopper"}, r"backend is 'hopper' with balanced=True"),
+    ({"backend": "hopper"}, r"backend is 'hopper' with 128 \+ 64 columns"),
 ])
 def test_bad_calls(options: dict[str, Any], words: str) -> None:
     x = Case((30,)).build()
@@ -159,3 +190,28 @@ def test_walk_compiled(H: int, target: str, monkeypatch: pytest.MonkeyPatch) -> 
     products = [i for i, line in enumerate(lines) if re.search("HMMA|HGMMA", line)]
     inner = "\n".join(lines[products[0] : products[-1]])
     assert not re.search(r"\b(LDL|STL)\b", inner)
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
+def test_the_ring_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rests on the compiler's counts: the products and boxes of decode without a list, no output by TMA; four registers
+    of the producer spill where it loads Q.
+    """
+    from kvlab.attention.attend_paged.latent import kernel
+    from kvlab.attention.mla_decode import hopper
+
+    x = Case((5,), H=128, columns=FULL, page=64).build()
+    tensors = [to_torch(a) for a in (x.q, *x.windows, x.table, x.lens)]
+    ring = walk_ring(problem := MLADecodeProblem.of(*tensors))
+    assert ring is not None
+    attend = Caught(hopper.attend)
+    of_ring = {f"{kernel.RING}:{n}": getattr(hopper, n) for n in ("pointers_of", "numbers_of")}
+    monkeypatch.setattr(kernel, "function_at", (of_ring | {f"{kernel.RING}:attend": attend}).get)
+    monkeypatch.setattr(kernel, "join", Caught(kernel.join))
+    monkeypatch.setattr(kernel, "make_list", lambda *args, **named: (torch.zeros(4096, dtype=torch.int32),))
+    kernel.launch(*tensors, scale=x.scale, features=as_tensors(x.features), config=ring_walk(ring, problem))
+    made = as_launched(attend.fn, attend.arguments, "sm_90")
+    assert (made.instructions["HGMMA"], made.instructions["UTMALDG"], made.instructions["UTMASTG"]) == (88, 18, 0)
+    assert made.spills <= 16
+    assert made.shared <= shared_bytes(ring) <= SHARED["sm_90"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvlab.attention.attend_paged.config import LISTS, AttendProblem, Walk
+from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mla_decode.config import LOCKSTEP_TOLERANCE as LOCKSTEP_TOLERANCE
 from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem
+from kvlab.attention.mla_decode.hopper_config import HopperMLAConstants
 from kvlab.attention.schedule.config import ScheduleConfig
 from kvlab.mirror.twin import Twin
 
@@ -33,12 +35,34 @@ class LatentWalk(Walk):
 
     tiles: MLADecodeConfig  # type: ignore[assignment]
 
+    def grid(self, problem: DecodeProblem) -> tuple[int]:
+        """Programs."""
+        return self.schedule.grid(problem.kv_heads)
+
 
 def walked(problem: MLADecodeProblem) -> AttendProblem:
     """The sizes of a call as those of one with a KV head, whose units are cut."""
     columns = problem.latent + problem.rope, problem.latent
     sizes = problem.batch, problem.tokens, problem.heads, 1, *columns, problem.itemsize, problem.page_size
     return AttendProblem(*sizes, problem.max_keys)
+
+
+def ring_walk(ring: HopperMLAConstants, problem: MLADecodeProblem, *, processors: int = 132) -> LatentWalk:
+    """The walk of Hopper's kernel: a program for each of the processors, 64 rows and 64 keys.
+
+    >>> from kvlab.attention.mla_decode.hopper_config import walk_ring
+    >>> problem = MLADecodeProblem(batch=128, tokens=1, heads=128, latent=512, rope=64, itemsize=2, page_size=64,
+    ...                            max_keys=32768)
+    >>> walk = ring_walk(walk_ring(problem), problem)
+    >>> walk.grid(walked(problem)), walk.schedule.lanes(1), walk.schedule.block
+    ((132,), 2, 64)
+    """
+    row_tiles = -(-problem.rows // ring.BM)
+    tiles = MLADecodeConfig(ring.BM, ring.BN, ring.DV, ring.DR, row_tiles, num_splits=1, num_warps=8)
+    together, overhead = min(row_tiles, 4), ring.OVERHEAD
+    return LatentWalk(
+        tiles, ScheduleConfig(processors, ring.BM, together, ring.BN, overhead, overhead + 2), ring=ring
+    )
 
 
 def walk_of(tiles: MLADecodeConfig, *, processors: int = 132, ctas: int | None = None) -> LatentWalk:

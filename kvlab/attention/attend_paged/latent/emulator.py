@@ -25,6 +25,7 @@ from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.mla_decode import LatentCaches, mla_cta
 from kvlab.attention.mla_decode.config import MLADecodeProblem
 from kvlab.attention.mla_decode.emulator import place
+from kvlab.attention.mla_decode.hopper_emulator import walk as ring_walk
 from kvlab.attention.schedule.config import list_parts
 from kvlab.attention.schedule.emulator import launch as make_list
 from kvlab.attention.tiles.masked import store
@@ -144,15 +145,19 @@ def launch(
     features = features.of_latents(k_rope.dtype == kv_cache.dtype)
     mask, sizes = features.mask, walked(problem)
     (work,) = make_list(seq_lens, problem=schedule_problem(sizes, mask.left, mask.right), config=config.schedule)
-    keys = key_count(seq_lens, problem.max_keys)
-    caches = LatentCaches.of((kv_cache, k_rope, row_scales), block_table, keys, problem)
     shape = 2 * config.grid(sizes)[0], config.tiles.BM
     part, part_lse = np.full((*shape, problem.latent), np.nan, np.float32), np.full(shape, np.nan, np.float32)
     lists, into = WalkLists(seq_lens, None, work), WalkResults(out, lse, part, part_lse)
-    with traffic.launch():
-        walk(
-            q if q.dtype.itemsize > 1 else q.astype(bfloat16), caches, lists, into, features.scales.factor_log2(scale),
-            features, problem, config, arch, traffic,
-        )
+    factor = features.scales.factor_log2(scale)
+    if config.ring is not None:
+        places = list_parts(config.schedule.most_items(schedule_problem(sizes, mask.left, mask.right)))
+        arrays, listed = (q, kv_cache, k_rope), (block_table, seq_lens, work)
+        ring_walk(arrays, listed, into, factor, features, config, places, *config.grid(sizes), traffic)
+    else:
+        keys = key_count(seq_lens, problem.max_keys)
+        caches = LatentCaches.of((kv_cache, k_rope, row_scales), block_table, keys, problem)
+        query = q if q.dtype.itemsize > 1 else q.astype(bfloat16)
+        with traffic.launch():
+            walk(query, caches, lists, into, factor, features, problem, config, arch, traffic)
     join(lists, into, features, sizes, config, traffic)
     return out, lse

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from kvlab.attention.attend_paged.config import schedule_problem
 from kvlab.attention.attend_paged.kernel import WalkSizes, item_of, item_rows, join, team_items, unit_keys
+from kvlab.attention.call.backends import function_at
 from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.kernel import (
@@ -37,6 +38,9 @@ from kvlab.attention.tiles.strides import PageStrides, RowStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import LatentWalk, walked
+
+RING = "kvlab.attention.mla_decode.hopper"
+"""Where the kernel is that walks a list on Hopper."""
 
 
 class LatentConstants(NamedTuple):
@@ -174,28 +178,36 @@ def launch(
     places = 2 * config.grid(sizes)[0]
     part = out.new_empty((places, tiles.BM, problem.latent), dtype=torch.float32)
     part_lse = lse.new_empty((places, tiles.BM))
-    pointers = (
-        q, kv_cache, k_rope, row_scales, block_table, seq_lens, work, feature_arrays(f), out, lse, part, part_lse
-    )
-    joined = work, part, part_lse, seq_lens, None, out, lse
-    if relaunched(walk, pointers, again):
+    arrays, lists, into = (q, kv_cache, k_rope), (block_table, seq_lens, work), (out, lse, part, part_lse)
+    joined, kernel = (work, part, part_lse, seq_lens, None, out, lse), walk
+    if config.ring is None:
+        pointers = *arrays, row_scales, *lists, feature_arrays(f), *into
+    else:
+        kernel = function_at(f"{RING}:attend")
+        pointers = function_at(f"{RING}:pointers_of")(config.ring, arrays, lists, into, f, again)
+    if relaunched(kernel, pointers, again):
         relaunched(join, joined, again)
         return out, lse
     counts = WalkSizes(
         problem.heads, problem.tokens, problem.max_keys, schedule.lanes(1), block_table.stride(0), seq_lens.stride(0),
         *list_parts(schedule.most_items(items)), schedule.most_items(items), f.mask.left, f.mask.right,
     )
-    one_page, listed = tiles.one_page and not f.mask.windowed, config.lists_items(sizes)
-    constants = LatentConstants(
-        problem.page_size, one_page, problem.latent, problem.rope, tiles.BV, tiles.BR, tiles.BM, tiles.BN,
-        f.mask.windowed, schedule.block, schedule.overhead, schedule.rows, schedule.together, listed,
-    )
+    listed = config.lists_items(sizes)
     o_strides, lse_strides = (RowStrides(*x.stride()[:3]) for x in (out, lse))
-    first_launch(walk, config.grid(sizes), pointers, again)(
-        f.scales.factor_log2(scale), f.scales.v.number, feature_numbers(f), counts, RowStrides(*q.stride()[:3]),
-        *(PageStrides(*[*((0, 0) if x is None else x.stride()[:2]), 0]) for x in (kv_cache, k_rope, row_scales)),
-        o_strides, lse_strides, C=constants, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
-    )
+    if config.ring is None:
+        constants = LatentConstants(
+            problem.page_size, tiles.one_page and not f.mask.windowed, problem.latent, problem.rope, tiles.BV, tiles.BR,
+            tiles.BM, tiles.BN, f.mask.windowed, schedule.block, schedule.overhead, schedule.rows, schedule.together,
+            listed,
+        )
+        first_launch(kernel, config.grid(sizes), pointers, again)(
+            f.scales.factor_log2(scale), f.scales.v.number, feature_numbers(f), counts, RowStrides(*q.stride()[:3]),
+            *(PageStrides(*[*((0, 0) if x is None else x.stride()[:2]), 0]) for x in (kv_cache, k_rope, row_scales)),
+            o_strides, lse_strides, C=constants, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        )
+    else:
+        numbers = function_at(f"{RING}:numbers_of")(arrays, lists, into, counts, f, scale)
+        first_launch(kernel, config.grid(sizes), pointers, again)(*numbers, C=config.ring, num_warps=4)
     parts = config.parts(sizes)
     first_launch(join, config.join_grid(sizes), joined, again)(
         counts, o_strides, lse_strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead, FIXED=schedule.unit,

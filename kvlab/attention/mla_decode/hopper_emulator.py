@@ -157,7 +157,7 @@ class HopperMLAWalk(HopperMLALaunch):
         return int(self.work[self.places[0] + t]) + self.C.OVERHEAD, int(self.work[self.places[0] + t + 1])
 
     def find_part(self, t: int) -> tuple[bool, int]:
-        """Whether all of an item is this program's, and where its partial results go otherwise."""
+        """Tells whether all of an item is this program's, and where its partial results go otherwise."""
         begin, until, _, _ = self.find_team()
         start, stop = self.find_blocks(t)
         return begin <= start and stop <= until, 2 * self.program + int(start > begin)
@@ -441,7 +441,7 @@ def walk(
 
 
 def boxes_of(C: HopperMLAConstants, q: Array, kv_cache: Array, k_rope: Array) -> dict[str, TmaDescriptor]:
-    """What TMA loads."""
+    """Descriptors of what TMA loads."""
     rows = {"q": (q, (C.TB, C.HB)), "k": (kv_cache, (C.BOX,)), "rope": (k_rope, (C.BOX,))}
     return {name: TmaDescriptor.of(a, (1, *n, 64), "128B") for name, (a, n) in rows.items()}
 

@@ -67,7 +67,7 @@ def find_items(items, keys, C: gl.constexpr):
 
 @gluon.jit
 def find_part(t, keys, C: gl.constexpr):
-    """Whether all of an item of a work list is this program's, and where its partial results go otherwise."""
+    """Tell whether all of an item of a work list is this program's, and where its partial results go otherwise."""
     _, _, work, sizes, _, _ = keys
     begin, until, _, _ = find_team(keys, C)
     start = gl.load(work + sizes.starts + t) + C.OVERHEAD

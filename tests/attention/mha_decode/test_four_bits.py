@@ -22,6 +22,7 @@ from kvlab.attention.features.scales import resolve_scales
 from kvlab.attention.mha_decode import kernel
 from kvlab.attention.mha_decode.config import choose_config, problem_of, shared_bytes
 from kvlab.common.arrays import to_torch
+from kvlab.formats import known_format
 from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.mirror import lockstep
 from kvlab.staging.tile.pairs import quarters
@@ -178,6 +179,26 @@ def test_all_codes_in_the_compiled_instructions(kind: str) -> None:
         run(convert_int4, (64,), quads, out, out[0].size, WIDTH=1024, num_warps=4, target="sm_80")
         expected = quarters(quads)
     assert all((found.view(np.uint16) == one.view(np.uint16)).all() for found, one in zip(out, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["kvlab.nvfp4", "kvlab.int4"])
+def test_bytes_of_a_format(name: str) -> None:
+    """What a format encodes is decoded to the same numbers by the format and by the call: two codecs agree."""
+    rng, sizes = np.random.default_rng(3), (4, 16, 2, 64)
+    k, v = rng.standard_normal((2, 1, *sizes)).astype(np.float32)
+    known = known_format(name, pages=4, page_size=16, heads=2, dim=64)
+    raw = known.encode(k, v, tensor_scale=0.01 if "nv" in name else 1.0)
+    cache = raw[: k.size].reshape(2, *sizes[:-1], 32)
+    if "nv" in name:
+        blocks = raw[k.size :].view(float8_e4m3fn).reshape(2, *sizes[:-1], 4)
+        options = {"k_block_scale": blocks[0], "v_block_scale": blocks[1], "k_scale": 0.01, "v_scale": 0.01}
+    else:
+        options = dict(zip(("k_scale", "v_scale"), raw[k.size :].view(np.float32).reshape(2, *sizes[:-1]), strict=True))
+    rows = known.decode(raw, tensor_scale=0.01 if "nv" in name else 1.0)
+    q, table, lens = rng.standard_normal((1, 8, 64)).astype(bfloat16), np.array([[2, 0, 3, 1]]), np.array([50])
+    out = mha_decode_paged(q, *cache, table, lens, **options, backend="reference")
+    expected = mha_decode_paged(q.astype(np.float32), *(x[0] for x in rows), table, lens, backend="reference")
+    assert (out == expected.astype(bfloat16)).all()
 
 
 def test_quarters_are_exact() -> None:

@@ -162,7 +162,9 @@ def test_blocks_of_llama_cpp_are_those_of_gguf(name: str, kind: str) -> None:
 
 
 # The largest step of a code next to its largest number, in units of what a scale reaches.
-STEP = {"e4m3": 32 / 448, "e2m1": 2 / 6, "s8": 1 / 127, "u4": 2 / 15, "s4": 1 / 7, "b4": 2 / 8, "bf16": 2**-7, "f16": 2**-10}
+STEP = {
+    "e4m3": 32 / 448, "e2m1": 2 / 6, "s8": 1 / 127, "u4": 2 / 15, "s4": 1 / 7, "b4": 2 / 8, "bf16": 2**-7, "f16": 2**-10
+}
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -13,6 +13,7 @@ from feature_cases import FP8, FeatureCase
 from hopper_chip import ON_HOPPER, assert_alike, run_apart
 from prefill_cases import Case as MixedCase
 from replays import assert_replayed
+from workspaces import guarded, poison, whole
 from yardsticks import assert_accurate, nothing_waits
 
 from kvlab.attention import attend_paged, explain, mha_decode_paged, plan
@@ -52,35 +53,11 @@ def random_case(seed: int, rows: tuple[int, int]) -> Case | FeatureCase:
     heads, page = (kv_heads * group, kv_heads), rnd.choice([16, 16, 32, 48, 64])
     if S <= 4 and rnd.random() < 0.4:
         return FeatureCase(lens, heads=heads, D=128, S=S, page=page, kv=FP8, scales=rnd.choice(["head", "number"]),
-                           seed=seed)
+                           sinks=rnd.random() < 0.5, seed=seed)
+    if S <= 4 and rnd.random() < 0.4:
+        return FeatureCase(lens, heads=heads, D=64, S=S, page=page, sinks=True, seed=seed)
     return Case(lens, heads, rnd.choice([64, 128]), page, rnd.choice(["bf16", "fp16"]), S,
                 storage=rnd.choice(["apart", "halves", "hnd"]), seed=seed)
-
-
-def poison() -> None:
-    """What the allocator gives to partial results and lists next is NaN."""
-    for size in (1 << 24, 1 << 20, 1 << 12):
-        torch.full((size,), float("nan"), device="cuda")
-
-
-def guarded(patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What ``new_empty`` gives from now on is NaN, with numbers before and behind it: these, by which a write beside
-    the partial results is found.
-    """
-    edges, empty = [], torch.Tensor.new_empty
-
-    def new_empty(tensor: torch.Tensor, shape: Any, **options: Any) -> torch.Tensor:
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        size = int(np.prod(shape))
-        whole = empty(tensor, (size + 2048,), **options)
-        whole.fill_(float("nan") if whole.is_floating_point() else 0)
-        for edge in whole[:1024], whole[-1024:]:
-            edge.fill_(7)
-            edges.append(edge)
-        return whole[1024:-1024].view(shape)
-
-    patch.setattr(torch.Tensor, "new_empty", new_empty)
-    return edges
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -106,8 +83,7 @@ def repeats_and_is_accurate(case: Case | FeatureCase, monkeypatch: pytest.Monkey
                 for _ in range(2)]
         planned = mha_decode_paged(*arrays, plan=step, backend="hopper", return_lse=True, **options)
     monkeypatch.undo()
-    assert edges
-    assert all(bool((edge == 7).all()) for edge in edges)
+    assert whole(edges)
     assert_accurate(x, *(t.cpu() for t in made[0]))
     assert all(map(torch.equal, *made))
     if group * case.S <= 16:

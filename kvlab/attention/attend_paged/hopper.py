@@ -79,7 +79,7 @@ def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.c
     features, _, _, _ = terms  #- launch
     o_ptr, o_strides, lse_ptr, lse_strides, part_ptr, part_lse_ptr = results  #- launch
     OUT: gl.constexpr = results_layout(C.ROWS, C.W)
-    D: gl.constexpr = 2 * C.W if C.PAIRS else C.W
+    D: gl.constexpr = 2 * C.W if C.PAIRS else C.COLUMNS if C.COLUMNS else C.W
     done = 0
     for item in range(first_item, last_item):
         #: unit -> o, top, total, done    its rows against its keys
@@ -115,8 +115,11 @@ def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.c
         cols = gl.arange(0, C.W, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
         cut = cut & some
         o = gl.where(some[:, None], o * l[:, None], 0.0)
-        gl.store(at[:, None] + cols[None, :], o.to(o_ptr.dtype.element_ty), mask=ends[:, None])
-        gl.store(parts[:, None] + cols[None, :], o, mask=cut[:, None])
+        ends_of_o, cut_of_o = ends[:, None], cut[:, None]
+        if C.COLUMNS:
+            ends_of_o, cut_of_o = ends_of_o & (cols < D)[None, :], cut_of_o & (cols < D)[None, :]
+        gl.store(at[:, None] + cols[None, :], o.to(o_ptr.dtype.element_ty), mask=ends_of_o)
+        gl.store(parts[:, None] + cols[None, :], o, mask=cut_of_o)
         if C.PAIRS:
             o_odd = other_columns(o_odd, smem, top, C)
             o_odd = gl.where(some[:, None], o_odd * l[:, None], 0.0)

@@ -104,13 +104,16 @@ def ring_of(problem: DecodeProblem, tokens: int, schedule: ScheduleConfig) -> Ho
     (32, None)
     """
     rows = schedule.BM
-    sized = problem.itemsize in (1, 2) and has_depths(problem) and problem.group * tokens <= rows
+    sized = problem.itemsize in (1, 2) and has_depths(problem, listed=True) and problem.group * tokens <= rows
     if not sized or not ring_walks(schedule):
         return None
+    columns = problem.widths[0]
+    W = -(-columns // 64) * 64
     return HopperDecodeConstants(
-        HEADS=1, GROUP=problem.group, TOKENS=tokens, W=problem.widths[0], PAGE=problem.page_size, BT=BLOCK,
-        BOX=math.gcd(problem.page_size, BLOCK, schedule.block), NB=512 // problem.widths[0] // PROGRAMS[rows],
-        PAIRS=problem.pairs, LONGEST_FIRST=0, PARTS=0, REGISTERS=128 if rows == 16 else 168, ROWS=rows,
+        HEADS=1, GROUP=problem.group, TOKENS=tokens, W=W, PAGE=problem.page_size, BT=BLOCK,
+        COLUMNS=columns % 64 and columns, BOX=math.gcd(problem.page_size, BLOCK, schedule.block),
+        NB=512 // W // PROGRAMS[rows], PAIRS=problem.pairs, LONGEST_FIRST=0, PARTS=0,
+        REGISTERS=128 if rows == 16 else 168, ROWS=rows,
     )
 
 

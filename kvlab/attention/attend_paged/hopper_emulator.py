@@ -123,8 +123,11 @@ def consume(cta: HopperDecodeCTA, x: HopperWalkLaunch, walked: Walked) -> Iterat
         cols = np.arange(C.W) * (2 if C.PAIRS else 1)
         cut = cut & some
         o = np.where(some[:, None], o * l[:, None], np.float32(0))
-        store(out, (*at, cols), o, mask=ends[:, None])
-        store(part, (*parts, cols), o, mask=cut[:, None])
+        ends_of_o, cut_of_o = ends[:, None], cut[:, None]
+        if C.COLUMNS:
+            ends_of_o, cut_of_o = ends_of_o & (cols < C.COLUMNS), cut_of_o & (cols < C.COLUMNS)
+        store(out, (*at, cols), o, mask=ends_of_o)
+        store(part, (*parts, cols), o, mask=cut_of_o)
         if C.PAIRS:
             o_odd = other_columns(cta, o_odd, top)
             o_odd = np.where(some[:, None], o_odd * l[:, None], np.float32(0))

@@ -15,11 +15,12 @@ from kvlab.common.arrays import dtype_of
 from .config import DecodeProblem, longest_first
 
 SUPPORTED = (
-    "bf16 or fp16 with a cache of that dtype and D = Dv of 64 or 128, or of float8_e4m3fn and 128 with scales that are "
-    "numbers or of heads, at most 16 query rows of a KV head (32 over a schedule), no mask but the causal one, no "
-    "softcap or ALiBi, sinks over a schedule alone, pages of multiples of 8 tokens, caches that start at 16 bytes and "
-    "whose strides are multiples of 16 bytes"
+    "bf16 or fp16 with a cache of that dtype and D = Dv of 64 or 128 (80, 96 or 112 over a schedule), or of "
+    "float8_e4m3fn and 128 with scales that are numbers or of heads, at most 16 query rows of a KV head (32 over a "
+    "schedule), no mask but the causal one, no softcap or ALiBi, sinks over a schedule alone, pages of multiples of 8 "
+    "tokens, caches that start at 16 bytes and whose strides are multiples of 16 bytes"
 )
+LIST_DEPTHS = (64, 80, 96, 112, 128)
 ROWS = 16
 BLOCK = 64
 CTAS_PER_PROCESSOR = 2
@@ -30,6 +31,7 @@ class HopperDecodeConstants(NamedTuple):
     tokens, in boxes of BOX tokens of pages of PAGE; GROUP query heads of each, TOKENS new tokens.
 
     W          elements of 16 bits of a row: PAIRS of e4m3, or one each
+    COLUMNS    of these that a row of the caches has; 0: all. The others arrive as zeros
     LONGEST_FIRST      0, or a power of two that the batch fits: the longest sequences begin
     ROWS       of the tile; each 16 have four warps
     PARTS      0, or how many splits the last program of a sequence's heads to arrive takes at a time
@@ -50,6 +52,7 @@ class HopperDecodeConstants(NamedTuple):
     PRODUCER: int = 32
     REGISTERS: int = 128
     ROWS: int = ROWS
+    COLUMNS: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def hopper_lacks(
     kinds = [dtype_of(x, "q") for x in (q, k_cache, v_cache)]
     if kinds[0].itemsize != 2 or kinds[1] != kinds[2] or (kinds[1] != kinds[0] and not problem.pairs):
         return f"q of dtype {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}"
-    if not has_depths(problem):
+    if not has_depths(problem, listed=rows > ROWS):
         return f"head dimensions {problem.head_dim} and {problem.v_dim}"
     if problem.group * problem.tokens > rows:
         return f"{problem.tokens} new tokens of {problem.group} query heads a KV head"
@@ -95,9 +98,10 @@ def hopper_lacks(
     return None
 
 
-def has_depths(problem: DecodeProblem) -> bool:
-    """Tells whether the Hopper kernel has the problem's head dimensions."""
-    return (problem.head_dim, problem.v_dim) in (((128, 128),) if problem.pairs else ((64, 64), (128, 128)))
+def has_depths(problem: DecodeProblem, *, listed: bool = False) -> bool:
+    """Tells whether the Hopper kernel has the problem's head dimensions; ``listed``: over a schedule."""
+    known = (128,) if problem.pairs else LIST_DEPTHS if listed else (64, 128)
+    return problem.head_dim == problem.v_dim and problem.head_dim in known
 
 
 def hopper_declined(problem: DecodeProblem) -> str | None:

@@ -76,7 +76,10 @@ def load_rows(q: Array, kv_head: int, tokens: int | None, odd: int, C: HopperDec
     is_row = kv < C.HEADS
     if tokens is not None:
         is_row = is_row & (token < tokens)
-    return load(q, (token, (kv_head + kv) * C.GROUP + head, cols), mask=is_row)
+    inside = is_row
+    if C.COLUMNS:
+        inside = inside & (np.arange(C.W) < C.COLUMNS)
+    return load(q, (token, (kv_head + kv) * C.GROUP + head, cols), mask=inside)
 
 
 def produce(cta: HopperDecodeCTA, table: Array, pages: int, item: Item, done: int) -> Iterator[Wait]:

@@ -101,7 +101,10 @@ def load_rows(q, q_strides, batch, kv_head, tokens, odd: gl.constexpr, C: gl.con
     is_row = kv < C.HEADS
     if tokens is not None:
         is_row = is_row & (token < tokens)
-    return gl.load(q + at[:, None] + cols[None, :], mask=is_row[:, None], other=0.0)
+    inside = is_row[:, None]
+    if C.COLUMNS:
+        inside = inside & (c < C.COLUMNS)[None, :]
+    return gl.load(q + at[:, None] + cols[None, :], mask=inside, other=0.0)
 
 
 @gluon.jit

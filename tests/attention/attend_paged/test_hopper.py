@@ -54,6 +54,8 @@ CASES: list[tuple[Case | FeatureCase, int, int]] = [
     (FeatureCase(lens=(150, 0, 17), heads=(8, 4), D=128, kv=FP8, scales="head"), 3, 2),
     (FeatureCase(lens=(300, 5), heads=(6, 3), D=128, S=2, page=32, kv=FP8, scales="number"), 5, 1),
     (FeatureCase(lens=(300, 0, 5), heads=(16, 2), D=64, sinks=True), 5, 1),
+    (Case((200, 0, 65, 129), heads=(6, 2), D=80, S=2), 7, 1),
+    (Case((300, 3), heads=(8, 2), D=112, S=8, dtype="fp16", storage="hnd"), 5, 1),
     (FeatureCase(lens=(200, 1), heads=(6, 2), D=128, S=2, kv=FP8, scales="head", sinks=True), 3, 2),
 ]
 
@@ -153,7 +155,7 @@ def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
     ({}, {"batch_invariant": True}, "batch_invariant=True over a schedule"),
     ({"S": 9}, {}, "9 new tokens of 4 query heads a KV head"),
     ({}, {"window": 20}, "a mask other than the causal one"),
-    ({"D": 96}, {}, "head dimensions 96 and 96"),
+    ({"D": 192}, {}, "head dimensions 192 and 192"),
 ])
 def test_hopper_says_what_it_walks(changes: dict[str, Any], options: dict[str, Any], words: str) -> None:
     x = Case((40, 3), **changes).build()
@@ -236,6 +238,6 @@ def test_the_compiled_walk_attends() -> None:
     """Its PTX, run without a GPU: sequences that teams share, one without a key. Rests on float64."""
     from kvlab.attention.attend_paged import hopper
 
-    case = FeatureCase((70, 0, 150), heads=(4, 2), D=64, sinks=True)
+    case = FeatureCase((70, 0, 150), heads=(4, 2), D=80, sinks=True)
     arrays, named = launch_form(case, 3)
     assert_accurate(case.build(), *simulated(hopper, arrays, named))

@@ -148,7 +148,8 @@ class MHADecode(PagedDecode):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        if self.balanced is None and self.schedule is None and self.backend == "auto" and on_gpu(self.q):
+        free = self.balanced is None and not self.over_schedule
+        if free and self.backend == "auto" and on_gpu(self.q):
             pool, table = (arguments.get(name) for name in ("k_cache", "block_table"))
             fixed = self.batch_invariant or self.num_splits is not None
             self.over_schedule = not fixed and lengths_must_differ(pool, table, MOST_FULL)

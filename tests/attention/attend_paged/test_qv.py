@@ -19,6 +19,7 @@ from kvlab.attention.attend_paged.config import WalkConfig, choose_walks, ragged
 from kvlab.attention.call.backends import _each
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scores import beyond_rows
+from kvlab.attention.mha_decode import call as decode_call
 from kvlab.common.arrays import to_torch
 from kvlab.mirror import lockstep
 
@@ -99,6 +100,15 @@ def test_compiled(target: str, most: int) -> None:
     made = as_launched(stub.fn, arguments, target)
     assert made.spills == 0
     assert made.shared <= most
+
+
+def test_decode_on_a_gpu_is_over_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: whatever the pool and ``balanced``, as no other kernel looks at ``qv``."""
+    monkeypatch.setattr(decode_call, "on_gpu", lambda array: True)
+    _, (q, *rest, _), qv = queried(((1, 40), (1, 33)), 16, 256, heads=(2, 1))
+    for balanced in (None, False, True):
+        assert mha_decode_paged.made(q, *rest, qv=qv, balanced=balanced).over_schedule
+    assert not mha_decode_paged.made(q, *rest).over_schedule
 
 
 def test_told_beforehand() -> None:

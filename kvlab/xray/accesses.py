@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -127,6 +129,52 @@ def accesses(made: IrFunction, lanes: LaneValues, arch: str, unread: list[str] |
             if unread is not None:
                 unread.append(f"{one.opcode} {one.text}"[:120])
     return found
+
+
+_SHARED = re.compile(r"^\s*(?:@!?%p\d+\s+)?(ld|st)\.shared(?:::cta)?(?:\.v(\d))?\.[a-z]+(\d+)\s", re.M)
+
+
+def joined(found: Sequence[MemoryAccess], ptx: str) -> list[MemoryAccess]:
+    """The accesses with neighbours of one line joined, as the compiler's last stage joins loads, and stores, of shared
+    memory whose addresses run on: where that gives just the widths that the PTX has. Otherwise they stay.
+    """
+    widths: dict[str, Counter[int]] = {"ld": Counter(), "st": Counter()}
+    for verb, many, bits in _SHARED.findall(ptx):
+        widths[verb][int(many or 1) * int(bits) // 8] += 1
+    result = list(found)
+    for verb, wanted in widths.items():
+        plain = [a for a in result if a.instruction.startswith(f"{verb}.shared.b")]
+        for most, below in itertools.product((8, 16), (16, 4)):
+            if Counter(a.nbytes for a in plain) != wanted:
+                runs = _runs([a for a in plain if a.nbytes < below], most)
+                runs += [[a] for a in plain if a.nbytes >= below]
+                if Counter(run[0].nbytes * len(run) for run in runs) == wanted:
+                    heads = {id(run[0]): run for run in runs}
+                    gone = {id(a) for run in runs for a in run[1:]}
+                    result = [_whole(heads[id(a)]) if id(a) in heads else a for a in result if id(a) not in gone]
+                    break
+    return result
+
+
+def _runs(plain: Sequence[MemoryAccess], most: int) -> list[list[MemoryAccess]]:
+    """Accesses of one line whose addresses run on, up to ``most`` bytes together and aligned to all of them."""
+    runs: list[list[MemoryAccess]] = []
+    for one in sorted(plain, key=lambda a: (a.place, a.nbytes, int(a.addresses[a.active].min(initial=1 << 62)))):
+        run = runs[-1] if runs else [one]
+        size = one.nbytes * len(run)
+        follows = run[0].place == one.place and run[0].nbytes == one.nbytes and size < most \
+            and np.array_equal(run[0].active, one.active) \
+            and bool((run[0].addresses + size == one.addresses)[one.active].all())
+        runs[-1:] = [[*run, one]] if follows else [*runs[-1:], [one]]
+    whole = [not (len(run) & (len(run) - 1) or (run[0].addresses[run[0].active] % (run[0].nbytes * len(run))).any())
+             for run in runs]
+    return [part for run, fits in zip(runs, whole, strict=True) for part in ([run] if fits else [[one] for one in run])]
+
+
+def _whole(run: Sequence[MemoryAccess]) -> MemoryAccess:
+    nbytes = run[0].nbytes * len(run)
+    stem = run[0].instruction.rsplit(".", 1)[0]
+    return run[0] if len(run) == 1 else replace(run[0], nbytes=nbytes, instruction=f"{stem}.b{8 * nbytes}")
 
 
 def _of(one: IrLine, lanes: LaneValues, vendor: str) -> Iterator[MemoryAccess]:

@@ -303,7 +303,7 @@ def _homes(access: MemoryAccess, known: Sequence[Edge]) -> list[Edge]:
         fit = [edge for edge in known if edge.kind in kinds - {"global"} and _inside(access, edge)][:1]
         if not fit and access.store and access.source is None:  # what a copy writes where its mask is off
             fit = [edge for edge in known if edge.kind == "copy" and edge.place == access.place][:1]
-        if not fit and access.nbytes == 1:  # words that say which partition a warp is in: past all that is allocated
+        if not fit and access.nbytes <= 8:  # words that say which partition a warp is in: past all that is allocated
             fit = [edge for edge in known if edge.operation == "ttg.warp_specialize"][:1]
         if not fit and access.place:
             fit = [edge for edge in known if edge.kind in kinds and edge.line == access.place[-1][0]][:1]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
-from kvlab.xray.accesses import accesses, argument_values
+from kvlab.xray.accesses import accesses, argument_values, joined
 from kvlab.xray.edges import allocations, edges
 from kvlab.xray.llir import IrFunction, LaneValues, functions
 from kvlab.xray.resources import Resources
@@ -69,6 +69,8 @@ def xray(
     lanes = LaneValues(function, values, threads, module.warp_size)
     unread: list[str] = []
     found = accesses(function, lanes, made.target, unread)
+    if "ptx" in made.asm:
+        found = joined(found, made.asm["ptx"])
     pieces = allocations(module, made.shared)
     ways = edges(module, found, pieces, made.target)
     held = {(access.place, access.instruction) for edge in ways for access in edge.accesses}

@@ -6,6 +6,7 @@ Triton 3.6.0; 3.7.1's code gives the same bits.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 from collections import Counter
@@ -17,13 +18,16 @@ import numpy as np
 import pytest
 import simt_kernels as kernels
 from caught import Caught, as_tensors
+from shared_passes import counted, predicted
 
 from benchmarks.chip_bits import CALLS, Call
 from benchmarks.truth.whole import KERNELS
 from kvlab.common.arrays import to_numpy
 from kvlab.memory import OutOfBounds, bfloat16, float8_e4m3fn, float8_e5m2, float16
 from kvlab.simt import DeviceAssertion, run
+from kvlab.simt.launch import OPTIONS
 from kvlab.triton_support.versions import gluon_lacks, installed
+from kvlab.xray import xray
 
 pytestmark = pytest.mark.compile
 RECORDS = Path(__file__).parents[1] / "data" / "hardware"
@@ -192,23 +196,42 @@ OWN = [
 ]
 
 
+@functools.cache
+def own_run(name: str, target: str) -> tuple[Any, ...]:
+    """A run of an own kernel, the kernel, its arguments, ``out`` and ``lse``."""
+    call = next(call for call in CALLS if str(call) == name)
+    if call.backend == "hopper" and gluon_lacks():
+        pytest.skip(f"Hopper's kernels are not used with {gluon_lacks()}")
+    out = as_tensors(call.output(call.arrays()))
+    fn, grid, arguments, lse = launched(call, out)
+    return run(fn, grid, target=target, **arguments), fn, arguments, out, lse
+
+
 @pytest.mark.parametrize("name, target", OWN)
 def test_own_kernels_have_the_chip_s_bits(name: str, target: str) -> None:
     """Every bit that an H200 recorded; the emulator with ``arithmetic="chip"`` has the same ones (test_chip.py). The
     code for sm_80 sums in the order of that for sm_90."""
-    call = next(call for call in CALLS if str(call) == name)
-    if call.backend == "hopper" and gluon_lacks():
-        pytest.skip(f"Hopper's kernels are not used with {gluon_lacks()}")
-    if call.operation == "prefill" and str(installed()).startswith("3.9."):
+    if name.startswith("prefill") and str(installed()).startswith("3.9."):
         pytest.skip("Triton 3.9 adds up a row's exponentials as a tree, those of the record one after the other")
-    out = as_tensors(call.output(call.arrays()))
-    fn, grid, arguments, lse = launched(call, out)
-    ran = run(fn, grid, target=target, **arguments)
+    ran, _, _, out, lse = own_run(name, target)
     with np.load(RECORDS / "chip_bits.npz") as recorded:
         for what, ours in (("out", to_numpy(out)), ("lse", to_numpy(lse))):
             theirs = recorded[f"{name} {what}"]
             assert np.array_equal(ours.view(theirs.dtype), theirs), what
     assert ran.provisional == ()
+
+
+@pytest.mark.parametrize("name, target", [
+    pytest.param(*own, marks=pytest.mark.slow) if own[0].startswith("prefill") else own for own in OWN
+])
+def test_own_kernels_have_the_passes_that_an_x_ray_predicts(name: str, target: str) -> None:
+    """Every load, store, ldmatrix and stmatrix of shared memory, a warp: from the addresses that the X-ray follows
+    through the LLVM IR, and from those that the code for the chip had when it ran."""
+    ran, fn, arguments, _, _ = own_run(name, target)
+    options = {key: arguments[key] for key in OPTIONS if key in arguments}
+    found = xray(fn, {key: value for key, value in arguments.items() if key not in options}, target, **options)
+    assert found.unknown == found.notes == []
+    assert predicted(found) == counted(ran)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvlab.memory import POISON
 
-from .values import BITS, REGION, TYPES, Array, Mask, Operands, Step
+from .values import BITS, PACKED, REGION, TYPES, Array, Mask, Operands, Step
 
 if TYPE_CHECKING:
     from .machine import SimtMachine
@@ -178,7 +178,9 @@ def forgotten(memory: Any, where: Array, nbytes: int, mask: Array) -> None:
 
 # ---- atomics
 
-_ATOMIC: dict[str, Callable[..., Array]] = {
+Combine = Callable[[Array, Array], Array]
+"""What memory holds after an atomic, of what it held and the operand."""
+_ATOMIC: dict[str, Combine] = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
     "xor": np.bitwise_xor, "exch": lambda old, new: new,
     "inc": lambda old, most: np.where(old >= most, old.dtype.type(0), old + old.dtype.type(1)),
@@ -186,11 +188,18 @@ _ATOMIC: dict[str, Callable[..., Array]] = {
 }
 
 
+def _added_pairs(dtype: np.dtype[Any]) -> Combine:
+    """The sums of two floats of 16 bits in a word, each rounded on its own."""
+    return lambda old, new: (old.view(dtype) + np.ascontiguousarray(new).view(dtype)).view(np.uint32)
+
+
 def _atom(x: Operands) -> Step:
     kind, reduces, count = x.op[-1], x.op[0] == "red", _vector(x)
     name = next((word for word in x.op[1:] if word in _ATOMIC or word == "cas"), None)
-    if name is None or kind in ("f16x2", "bf16x2"):
+    if name is None or (kind in PACKED and name != "add"):
         x.unknown("this atomic is not modelled")
+    combine = _added_pairs(TYPES[kind]) if kind in PACKED else _ATOMIC.get(name, np.add)
+    kind = "b32" if kind in PACKED else kind
     first = 0 if reduces else 1
     address, space = x.address(first), space_of(x)
     shared = space == "shared"
@@ -208,7 +217,7 @@ def _atom(x: Operands) -> Step:
         for i, read in enumerate(values):
             given = np.broadcast_to(read(m), m.shape)
             new = None if swap is None else np.broadcast_to(swap(m), m.shape)
-            old = _one_by_one(m, name, where + i * size, given, new, on, space)
+            old = _one_by_one(m, combine, where + i * size, given, new, on, space)
             if writes:
                 writes[i](m, old, mask)
 
@@ -216,7 +225,7 @@ def _atom(x: Operands) -> Step:
 
 
 def _one_by_one(
-    m: SimtMachine, name: str, where: Array, value: Array, swap: Array | None, on: Array, space: str
+    m: SimtMachine, combine: Combine, where: Array, value: Array, swap: Array | None, on: Array, space: str
 ) -> Array:
     """Atomics in the order of lanes: lanes of one address come in turns, those of different ones together."""
     key = where[on]
@@ -237,7 +246,7 @@ def _one_by_one(
     for now in range(int(turn.max(initial=-1)) + 1):
         lanes = turns == now
         before = np.ascontiguousarray(m.load(where, bits, 1, lanes, space)[..., 0]).view(value.dtype)
-        after = np.where(before == value, swap, before) if swap is not None else _ATOMIC[name](before, value)
+        after = np.where(before == value, swap, before) if swap is not None else combine(before, value)
         m.store(where, np.asarray(after, value.dtype).view(bits)[..., None], lanes, space)
         old = np.where(lanes, before, old)
     return old

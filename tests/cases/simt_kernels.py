@@ -60,6 +60,12 @@ def atomics_kernel(x, counts, most, flag, n, B: tl.constexpr):
 
 
 @triton.jit
+def halves_kernel(x, total, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.atomic_add(total + i, tl.load(x + tl.program_id(0) * B + i))
+
+
+@triton.jit
 def layer_norm_kernel(x, weight, bias, out, n, eps, B: tl.constexpr):
     row, total = x + tl.program_id(0) * n, tl.zeros([B], tl.float32)
     for start in range(0, n, B):

@@ -211,7 +211,7 @@ def test_what_l1_has_already_is_no_finding() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("target", ["sm_100", "gfx950"])
+@pytest.mark.parametrize("target", ["sm_89", "sm_120", "sm_100", "gfx950"])
 def test_other_targets(target: str) -> None:
     found = tutorial("matmul", target)
     assert [what for what in found.unknown if "tensor_memory" not in what] == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from kvlab.hardware import count_wavefronts, shared_transfer
 from kvlab.layout.encodings import Encoding, SharedEncoding, SwizzledSharedLayout
 from kvlab.triton_support.staged_tile import StagedTile
 from kvlab.xray import Resources, XRay, diff, xray
+from kvlab.xray.cures import _Plan, shared_layouts
 
 
 @functools.cache
@@ -148,6 +150,30 @@ def test_the_cure_of_a_conflict_is_one_when_it_is_compiled() -> None:
     assert ("wavefronts", 576, 128) in [(name, a, b) for name, a, b in both.rows]
     assert len(both.gone) == 1
     assert both.new == []
+
+
+def test_a_tile_elsewhere_has_the_same_cure() -> None:
+    """1 KiB further on, and in the second of two stages: no bank changes, so neither counts nor layouts do."""
+    found = planted("no swizzle, read by ldmatrix")
+    (piece,) = {id(edge.allocation): edge.allocation for edge in found.edges if edge.allocation is not None}.values()
+    touching = [edge for edge in found.edges if edge.allocation is piece]
+    assert piece.offset == 0
+    moved = replace(piece, offset=1024, size=2 * piece.size, type=f"2x{piece.type}")
+    further = [replace(edge, allocation=moved, accesses=[
+        replace(access, addresses=access.addresses + 1024 + stage * piece.size) for access in edge.accesses
+    ]) for stage, edge in enumerate(touching)]
+    cures = [[(one.layout, one.before, one.after, one.tried) for one in shared_layouts(*given, "sm_90")]
+             for given in ((piece, touching), (moved, further))]
+    assert cures[0] == cures[1]
+    assert [one[1:3] for one in cures[0]] == [(576, 128), (576, 128)]
+    where = np.arange(64 * 64)[::-1]  # element of each place
+    plans = [[_Plan.of(access, base, piece.size, 2, where) for edge in edges for access in edge.accesses]
+             for base, edges in ((0, touching), (1024, further))]
+    for one, other in zip(*plans, strict=True):
+        assert one is not None
+        assert other is not None
+        assert np.array_equal(one.element, 64 * 64 - 1 - one.access.addresses // 2)
+        assert np.array_equal(one.element, other.element)
 
 
 @pytest.mark.parametrize("name", PLANTED)

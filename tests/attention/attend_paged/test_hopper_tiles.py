@@ -194,5 +194,5 @@ def test_the_compiled_walk_attends() -> None:
     from kvlab.attention.attend_paged.wide import hopper
 
     case = paged((130, 300), (2, 20), (0, 17), heads=(8, 2), D=80, sinks=True)
-    made, lse = simulated(hopper, *by_tiles(case, 8))
+    made, lse = simulated(hopper, *by_tiles(case, 8), strict=False)  # consumers clean V at once, all with the same
     assert_accurate(case.build(), made[0], lse[0])

@@ -56,7 +56,7 @@ def random_case(seed: int, rows: tuple[int, int]) -> Case | FeatureCase:
                            sinks=rnd.random() < 0.5, seed=seed)
     if S <= 4 and rnd.random() < 0.4:
         return FeatureCase(lens, heads=heads, D=64, S=S, page=page, sinks=True, seed=seed)
-    return Case(lens, heads, rnd.choice([64, 128]), page, rnd.choice(["bf16", "fp16"]), S,
+    return Case(lens, heads, rnd.choice([64, 80, 96, 112, 128]), page, rnd.choice(["bf16", "fp16"]), S,
                 storage=rnd.choice(["apart", "halves", "hnd"]), seed=seed)
 
 

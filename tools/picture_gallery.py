@@ -1,6 +1,8 @@
 """docs/gallery.md and the pictures in docs/gallery/: one of each kind, as a web page shows it.
 
     python tools/picture_gallery.py    # writes them; tests/browser/test_gallery.py says when they are not up to date
+    python tools/picture_gallery.py --sheets build/sheets    # PNG sheets of all that is drawn, to be looked at: light and
+                                                             # dark, at 100 % and 50 %; needs Chromium
 
 The objects are those of tests/browser/gallery.py, which the browser tests measure in many pages. Files have no hover
 texts: a page that shows them as pictures would not show those.
@@ -9,6 +11,8 @@ texts: a page that shows them as pictures would not show those.
 from __future__ import annotations
 
 import html
+import itertools
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -16,10 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.viz import draw
+from kvlab.viz.pen.files import browser
+from kvlab.viz.pen.host import document
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FOLDER = ROOT / "docs" / "gallery.md", ROOT / "docs" / "gallery"
 
+SHEET = "body{margin:8px;display:grid;grid-template-columns:1fr 1fr;align-items:start;font-family:sans-serif}" \
+    "h4{margin:8px}"
 HEAD = """\
 # Gallery
 
@@ -77,10 +85,36 @@ def files(objects: Mapping[str, Callable[[], Any]]) -> dict[Path, str]:
     return {**found, PAGE: "\n".join(parts)}
 
 
+def sheets(objects: Mapping[str, Callable[[], Any]], folder: Path, count: int = 12) -> list[Path]:
+    """Write sheets of ``count`` pictures each as ``THEME-PERCENT-NUMBER.png``."""
+    from playwright.sync_api import sync_playwright
+
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = [f"<div><h4>{html.escape(name)}</h4>{draw(make()).inline}</div>" for name, make in objects.items()]
+    pages = [document("Gallery", "".join(shown[n : n + count]), style=SHEET) for n in range(0, len(shown), count)]
+    written, plain = [], ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=browser(), args=[*plain, "--disable-dev-shm-usage"])
+        for theme, percent in itertools.product(("light", "dark"), (100, 50)):
+            size = {"width": 1930, "height": 1000}
+            context = running.new_context(viewport=size, device_scale_factor=percent / 100, color_scheme=theme)
+            for number, page in enumerate(pages):
+                tab, path = context.new_page(), folder / f"{theme}-{percent}-{number:02d}.png"
+                tab.set_content(page)
+                tab.screenshot(path=path, full_page=True)
+                tab.close()
+                written.append(path)
+        running.close()
+    return written
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests" / "browser"))
     from gallery import GALLERY
 
-    FOLDER.mkdir(exist_ok=True)
-    for path, text in files(GALLERY).items():
-        path.write_text(text, encoding="utf-8")
+    if "--sheets" in sys.argv:
+        print(*sheets(GALLERY, Path(sys.argv[-1])), sep="\n")
+    else:
+        FOLDER.mkdir(exist_ok=True)
+        for path, text in files(GALLERY).items():
+            path.write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
 """docs/gallery.md and the pictures in docs/gallery/: one of each kind, as a web page shows it.
 
     python tools/picture_gallery.py    # writes them; tests/browser/test_gallery.py says when they are not up to date
-    python tools/picture_gallery.py --sheets build/sheets    # PNG sheets of all that is drawn, to be looked at: light and
+    python tools/picture_gallery.py --sheets build/sheets    # PNG sheets of all that is drawn, to look at: light and
                                                              # dark, at 100 % and 50 %; needs Chromium
 
 The objects are those of tests/browser/gallery.py, which the browser tests measure in many pages. Files have no hover

@@ -195,8 +195,8 @@ def test_walk_compiled(H: int, target: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.compile
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
 def test_the_ring_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rests on the compiler's counts: the products and boxes of decode without a list, no output by TMA; four registers
-    of the producer spill where it loads Q.
+    """Rests on the compiler's counts: the products and boxes of decode without a list, no output by TMA; the producer
+    puts two pairs of registers aside.
     """
     from kvlab.attention.attend_paged.latent import kernel
     from kvlab.attention.mla_decode import hopper

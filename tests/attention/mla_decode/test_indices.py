@@ -24,7 +24,7 @@ from kvlab.hardware import TMAGather4Tile
 from kvlab.memory import float8_e4m3fn
 from kvlab.staging import Hazard, Traffic
 from kvlab.staging.nvidia.gather4_cta import Gather4CTA
-from kvlab.triton_support.versions import gluon_lacks
+from kvlab.triton_support.versions import gluon_lacks, installed
 
 ON = {
     "few heads": (Case((90, 70, 40), H=5, page=5, splits=2), 150, ("sm_80", "sm_90", "sm_100", "gfx950")),
@@ -207,7 +207,7 @@ def test_tokens_that_do_not_follow_one_another() -> None:
 @pytest.mark.parametrize("H", [16, 128])
 def test_compiled_for_hopper(H: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rests on the compiler's counts: nine boxes of Q come by TMA, rows by 64 x 72 copies of 16 bytes of 128 threads;
-    four registers of the producer spill where it loads Q.
+    the producer puts two pairs of registers aside, four in Triton 3.6.
     """
     from kvlab.attention.mla_decode import hopper
 
@@ -219,7 +219,7 @@ def test_compiled_for_hopper(H: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.instructions["UTMALDG"] == 9
     assert made.instructions["LDGSTS"] == 64 * 72 // 128
     assert len(re.findall("ARRIVES.LDGSTSBAR", made.sass)) == 2
-    assert made.spills <= 16
+    assert made.spills <= (32 if str(installed()).startswith("3.6") else 16)
     assert made.shared <= hopper_config.shared_bytes(named["config"].constants) <= SHARED["sm_90"]
 
 

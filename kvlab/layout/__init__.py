@@ -2,6 +2,7 @@
 
 from kvlab.layout.algebra.composed import ComposedLayout
 from kvlab.layout.algebra.compositions import compose, composition
+from kvlab.layout.algebra.coordinate_layout import CoordinateLayout, E
 from kvlab.layout.algebra.cute_text import from_cute, to_cute
 from kvlab.layout.algebra.divide import flat_divide, local_tile, logical_divide, tiled_divide, zipped_divide
 from kvlab.layout.algebra.grid_text import format_layout
@@ -67,16 +68,16 @@ from kvlab.layout.tensor.tile_tensor import TileTensor
 from kvlab.layout.tensor.tile_type import TileType
 
 __all__ = [
-    "ComposedLayout", "GenericToLocalTileCopier", "GenericToSharedAsyncTileCopier", "GenericToSharedTileCopier",
-    "HostDeviceTileTensor", "Layout", "LayoutTensor", "LinearLayout", "LocalToGenericTileCopier",
-    "LocalToSharedTileCopier", "NullableTileTensor", "SharedToGenericTileCopier", "SharedToLocalTileCopier",
-    "Swizzle", "TensorLayout", "ThreadScope", "TileTensor", "TileType", "append", "blocked_product", "coalesce",
-    "complement", "compose", "composition", "copy_dram_to_local", "copy_dram_to_sram", "copy_dram_to_sram_async",
-    "copy_local_to_dram", "copy_local_to_shared", "copy_sram_to_dram", "copy_sram_to_local", "cosize", "crd2idx",
-    "downcast", "expand_modes_alike", "flat_divide", "flat_product", "format_layout", "from_cute", "group", "idx2crd",
-    "left_inverse", "local_tile", "logical_divide", "logical_product", "make_layout", "make_ldmatrix_swizzle",
-    "make_ordered_layout", "make_swizzle", "make_tma_swizzle", "max_common_layout", "max_common_vector", "nullspace",
-    "prefix_product", "prepend", "raked_product", "replace", "right_inverse", "shape_div", "size", "slice_and_offset",
-    "sublayout", "tile_to_shape", "tiled_divide", "tiled_product", "to_cute", "upcast", "zip_modes", "zipped_divide",
-    "zipped_product",
+    "ComposedLayout", "CoordinateLayout", "E", "GenericToLocalTileCopier", "GenericToSharedAsyncTileCopier",
+    "GenericToSharedTileCopier", "HostDeviceTileTensor", "Layout", "LayoutTensor", "LinearLayout",
+    "LocalToGenericTileCopier", "LocalToSharedTileCopier", "NullableTileTensor", "SharedToGenericTileCopier",
+    "SharedToLocalTileCopier", "Swizzle", "TensorLayout", "ThreadScope", "TileTensor", "TileType", "append",
+    "blocked_product", "coalesce", "complement", "compose", "composition", "copy_dram_to_local", "copy_dram_to_sram",
+    "copy_dram_to_sram_async", "copy_local_to_dram", "copy_local_to_shared", "copy_sram_to_dram", "copy_sram_to_local",
+    "cosize", "crd2idx", "downcast", "expand_modes_alike", "flat_divide", "flat_product", "format_layout", "from_cute",
+    "group", "idx2crd", "left_inverse", "local_tile", "logical_divide", "logical_product", "make_layout",
+    "make_ldmatrix_swizzle", "make_ordered_layout", "make_swizzle", "make_tma_swizzle", "max_common_layout",
+    "max_common_vector", "nullspace", "prefix_product", "prepend", "raked_product", "replace", "right_inverse",
+    "shape_div", "size", "slice_and_offset", "sublayout", "tile_to_shape", "tiled_divide", "tiled_product", "to_cute",
+    "upcast", "zip_modes", "zipped_divide", "zipped_product",
 ]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from kvlab.common.checks import shown
 from kvlab.hardware import SmemDescriptor, TensorMapSwizzle
 from kvlab.hardware.copies.tensor_map_words import BYTES, decode_tensor_map
-from kvlab.layout import Layout, LinearLayout, from_cute
+from kvlab.layout import CoordinateLayout, Layout, LinearLayout, from_cute
 from kvlab.layout.encodings import Encoding, SharedEncoding, from_fields, from_ttgir, ttgir_aliases
 from kvlab.layout.encodings.gluon import CLASSES
 from kvlab.memory import as_dtype
@@ -226,6 +226,9 @@ def cute(text: str, dtype: Any, unit: Any, arch: str | None) -> Found | None:
     if not _CUTE.search(text):
         return None
     found = from_cute(text, dtype, swizzle_unit=unit)
+    if isinstance(found, CoordinateLayout):
+        raise ValueError(f"{text!r} has coordinates for strides (a TMA tensor's): must have offsets, to be shown; "
+                         "kvlab.layout.from_cute reads it")  # fmt: skip
     width = re.search(r"ptr\[(\d+)b\]", text)
     how = _bytes_of(dtype) or ({"element_bytes": int(width[1]) // 8} if width and int(width[1]) >= 8 else {})
     return Found(found, how if hasattr(found, "shape") else {})

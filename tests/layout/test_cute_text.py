@@ -12,7 +12,8 @@ from kvlab.layout import ComposedLayout, Layout, Swizzle, from_cute, to_cute
 BUFFER = 0x562684F8E000  # where the printer's tensors lie
 ROWS = json.loads(Path("tests/data/cute_text.json").read_text())["rows"]
 PRINTED = [row for row in ROWS if row["offsets"]]
-REFUSED = [row["text"] for row in ROWS if "?" in row["text"] or "@" in row["text"]]
+REFUSED = [row["text"] for row in ROWS if "?" in row["text"]]
+COORDINATES = [(row["printer"], row["text"]) for row in ROWS if "@" in row["text"]]
 
 
 def read(row):
@@ -65,9 +66,17 @@ def test_the_unit_of_a_swizzle_is_the_caller_s_word():
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_unknown_sizes_and_coordinates_are_refused(text):
-    with pytest.raises(ValueError, match=r"must have (ints in place of '\?'|offsets)"):
+def test_unknown_sizes_are_refused(text):
+    with pytest.raises(ValueError, match=r"must have ints in place of '\?'"):
         from_cute(text)
+
+
+@pytest.mark.parametrize(("printer", "text"), COORDINATES)
+def test_steps_of_coordinates_are_read_and_written(printer, text):
+    """A start of zeros is read, and not written."""
+    plain = text.replace("_", "").replace("ArithTuple(0,0) o ", "").replace("tensor<(0,0) o (8,64):(1@0,1@1)>",
+                                                                             "(8,64):(1@0,1@1)")
+    assert to_cute(from_cute(text), printer).replace("_", "") == plain
 
 
 @pytest.mark.parametrize(("args", "message"), [

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvlab.common.checks import shown
 from kvlab.layout.algebra.composed import ComposedLayout
+from kvlab.layout.algebra.coordinate_layout import CoordinateLayout
 from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.swizzle import Swizzle
 from kvlab.memory import as_dtype
@@ -37,7 +38,7 @@ class _Pointer(NamedTuple):
 
 def from_cute(
     text: str, dtype: Any = None, *, swizzle_unit: Literal["byte", "element"] | None = None
-) -> Layout | ComposedLayout | Swizzle:
+) -> Layout | ComposedLayout | CoordinateLayout | Swizzle:
     """The layout of CuTe text, as C++ CuTe (``print``), the CuTe DSL (``str``) or pycute wrote it.
 
     Parameters
@@ -51,8 +52,10 @@ def from_cute(
     The swizzle of a pointer acts on addresses: the result starts at the address, counted from the last multiple of
     the bytes that the swizzle permutes. Elsewhere the address is left out.
 
-    ValueError for text that is none of these, sizes that are not known (``?``), strides that are coordinates
-    (``1@0``), a swizzle without dtype, a dtype that is not as wide as the pointer's.
+    Steps of coordinates (``1@0``) make a :class:`CoordinateLayout`: a TMA tensor's.
+
+    ValueError for text that is none of these, sizes that are not known (``?``), a swizzle without dtype, a dtype that
+    is not as wide as the pointer's.
 
     >>> from_cute("Sw<3,3,3> o _0 o (_8,_64):(_64,_1)", "f16")
     ComposedLayout("Sw<3,3,3> (float16) o (8,64):(64,1)")
@@ -62,10 +65,15 @@ def from_cute(
     ComposedLayout("Sw<3,3,3> (float16) o (8,64):(64,1)")
     >>> from_cute("tensor<ptr<f16, smem, align<128>> o (8,64):(64,1)>")
     Layout("(8,64):(64,1)")
+    >>> from_cute("ArithTuple(4,_16) o (_4,_8):(_1@0,_1@1)")
+    CoordinateLayout("(4,16) o (4,8):(1@0,1@1)")
     """
     if swizzle_unit not in (None, "byte", "element"):
         raise ValueError(f"swizzle_unit is {shown(swizzle_unit)}: must be 'byte', 'element' or None")
-    pointer, parts = _split_pointer(_parts(text))
+    terms = _parts(text)
+    if "@" in text:
+        return CoordinateLayout.parse(" o ".join(terms))
+    pointer, parts = _split_pointer(terms)
     elements = _elements(text, dtype, pointer)
     numbers, unit = pointer.swizzle if pointer else None, swizzle_unit or "byte"
     if numbers is None:
@@ -90,7 +98,9 @@ def from_cute(
     return ComposedLayout(inner.layout, swizzle, inner.offset + start // elements.itemsize)
 
 
-def to_cute(layout: Layout | ComposedLayout | Swizzle, printer: Literal["c++", "dsl"] = "c++") -> str:
+def to_cute(
+    layout: Layout | ComposedLayout | CoordinateLayout | Swizzle, printer: Literal["c++", "dsl"] = "c++"
+) -> str:
     """The text that C++ CuTe or the CuTe DSL prints of a layout: :func:`from_cute` reads it back, given the dtype.
 
     The C++ text has all ints static. A swizzle counts what it counts in kvlab: the text does not name its unit.
@@ -107,8 +117,13 @@ def to_cute(layout: Layout | ComposedLayout | Swizzle, printer: Literal["c++", "
         return f"{'Sw' if static else 'S'}<{layout.bits},{layout.base},{layout.shift}>"
     if isinstance(layout, Layout):
         return re.sub(r"-?\d+", rf"{static}\g<0>", str(layout))
+    if isinstance(layout, CoordinateLayout):
+        *start, steps = re.sub(r"(?<![-\d@])-?\d+", rf"{static}\g<0>", str(layout)).split(" o ")
+        if not start:
+            return steps
+        return f"ArithTuple{start[0]} o {steps}" if static else f"tensor<{start[0]} o {steps}>"
     if not isinstance(layout, ComposedLayout):
-        raise ValueError(f"layout is {shown(layout)}: must be a Layout, ComposedLayout or Swizzle")
+        raise ValueError(f"layout is {shown(layout)}: must be a Layout, ComposedLayout, CoordinateLayout or Swizzle")
     if layout.outer is None:
         raise ValueError(f"layout is {layout}: must have a map after its offset, CuTe prints no other")
     return f"{to_cute(layout.outer, printer)} o {static}{layout.offset} o {to_cute(layout.layout, printer)}"
@@ -120,8 +135,6 @@ def _parts(text: str) -> list[str]:
         raise ValueError(f"text is {shown(text)}: must be a str of CuTe text")
     if "?" in text:
         raise ValueError(f"{text!r} has sizes that its printer did not know: must have ints in place of '?'")
-    if "@" in text:
-        raise ValueError(f"{text!r} has coordinates for strides (a TMA tensor's): must have offsets")
     whole = re.fullmatch(r"\s*tensor<(.*)>\s*", text, re.DOTALL)
     return [part.strip() for part in re.split(r"\s+o\s+", whole[1] if whole else text)]
 

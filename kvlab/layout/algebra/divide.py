@@ -17,15 +17,14 @@ from typing import Any
 
 from kvlab.common.checks import shown
 from kvlab.layout.algebra.checked import need_layouts
-from kvlab.layout.algebra.composed import ComposedLayout
 from kvlab.layout.algebra.compositions import compose
 from kvlab.layout.algebra.int_tuple import check_nesting, flatten, int_tuple
 from kvlab.layout.algebra.layout import Layout, unchecked
-from kvlab.layout.algebra.operations import AnyLayout, Tiler, as_layout, complement, is_exact, make_layout, unwrapped
+from kvlab.layout.algebra.operations import Tileable, Tiler, as_layout, complement, is_exact, make_layout, unwrapped
 from kvlab.layout.algebra.systems import Rule, check_rule
 
 
-def logical_divide(layout: AnyLayout, tiler: Tiler, *, rule: Rule = "cute") -> AnyLayout:
+def logical_divide(layout: Tileable, tiler: Tiler, *, rule: Rule = "cute") -> Tileable:
     """The layout seen as (tile, which tile): ``compose(A, (T, complement(T, size(A))))``, by mode for a tuple.
 
     ``R((i, j)) == A(T(i) + T'(j))``, where T' is the complement of the tiler. A tiler that does not divide the size
@@ -37,9 +36,9 @@ def logical_divide(layout: AnyLayout, tiler: Tiler, *, rule: Rule = "cute") -> A
     >>> logical_divide(Layout("(2,6):(6,1)"), (1, 2))
     Layout("((1,2),(2,3)):((0,6),(1,2))")
     """
-    need_layouts("logical_divide", layout, composed=True)
+    need_layouts("logical_divide", layout, coordinates=True)
     check_rule(rule, "legacy")
-    if isinstance(layout, ComposedLayout):
+    if not isinstance(layout, Layout):
         return layout.over(logical_divide(layout.layout, tiler, rule=rule))
     if isinstance(tiler, tuple | list):
         _fits(layout, tiler)
@@ -56,7 +55,7 @@ def logical_divide(layout: AnyLayout, tiler: Tiler, *, rule: Rule = "cute") -> A
     return result
 
 
-def zipped_divide(layout: AnyLayout, tiler: Tiler, *, rule: Rule = "cute") -> AnyLayout:
+def zipped_divide(layout: Tileable, tiler: Tiler, *, rule: Rule = "cute") -> Tileable:
     """The tile as mode 0, the number of the tile as mode 1.
 
     ``rule="legacy"`` (MAX): only the shapes of layouts in the tiler count, their strides are ignored. ``rule="new"``
@@ -69,9 +68,9 @@ def zipped_divide(layout: AnyLayout, tiler: Tiler, *, rule: Rule = "cute") -> An
     >>> zipped_divide(Layout("16:1"), Layout("4:2")), zipped_divide(Layout("16:1"), Layout("4:2"), rule="legacy")
     (Layout("(4,(2,2)):(2,(1,8))"), Layout("(4,4):(1,4)"))
     """
-    need_layouts("zipped_divide", layout, composed=True)
+    need_layouts("zipped_divide", layout, coordinates=True)
     check_rule(rule, "legacy", "new")
-    if isinstance(layout, ComposedLayout):
+    if not isinstance(layout, Layout):
         return layout.over(zipped_divide(layout.layout, tiler, rule=rule))
     if rule == "new":
         return _strided_divide(layout, tiler)
@@ -81,45 +80,44 @@ def zipped_divide(layout: AnyLayout, tiler: Tiler, *, rule: Rule = "cute") -> An
     return make_layout(tile, rest)
 
 
-def tiled_divide(layout: AnyLayout, tiler: Tiler) -> AnyLayout:
+def tiled_divide(layout: Tileable, tiler: Tiler) -> Tileable:
     """The tile as mode 0, each mode of the grid of tiles as a mode of its own.
 
     >>> tiled_divide(Layout("(4,8,3):(1,4,32)"), (2, 4))
     Layout("((2,4),2,2,3):((1,4),2,16,32)")
     """
-    need_layouts("tiled_divide", layout, composed=True)
-    if isinstance(layout, ComposedLayout):
+    need_layouts("tiled_divide", layout, coordinates=True)
+    if not isinstance(layout, Layout):
         return layout.over(tiled_divide(layout.layout, tiler))
     tile, rest = _zipped(layout, tiler, "cute")
     return make_layout(tile, *rest.modes)
 
 
-def flat_divide(layout: AnyLayout, tiler: Tiler) -> AnyLayout:
+def flat_divide(layout: Tileable, tiler: Tiler) -> Tileable:
     """The modes of the tile, then the modes of the grid of tiles.
 
     >>> flat_divide(Layout("(4,8,3):(1,4,32)"), (2, 4))
     Layout("(2,4,2,2,3):(1,4,2,16,32)")
     """
-    need_layouts("flat_divide", layout, composed=True)
-    if isinstance(layout, ComposedLayout):
+    need_layouts("flat_divide", layout, coordinates=True)
+    if not isinstance(layout, Layout):
         return layout.over(flat_divide(layout.layout, tiler))
     tile, rest = _zipped(layout, tiler, "cute")
     return make_layout(*tile.modes, *rest.modes)
 
 
-def local_tile(layout: AnyLayout, tiler: Tiler, coord: Any) -> ComposedLayout:
+def local_tile(layout: Tileable, tiler: Tiler, coord: Any) -> Any:
     """Tile number ``coord`` of the grid (ints and ``:`` as in a slice; a single int counts colexicographically): exact
     also under a swizzle, because the tile's offset stays inside it.
 
-    >>> from kvlab.layout import Swizzle
+    >>> from kvlab.layout import ComposedLayout, Swizzle
     >>> smem = ComposedLayout(Layout.row_major(8, 128), Swizzle(3, 3, 4, "bf16"))
     >>> local_tile(smem, (4, 64), (1, 1))
     ComposedLayout("Sw<3,3,4> (bfloat16) o 576 o (4,64):(128,1)")
     """
-    need_layouts("local_tile", layout, composed=True)
+    need_layouts("local_tile", layout, coordinates=True)
     divided = zipped_divide(layout, tiler)
-    tile: ComposedLayout = divided[:, tuple(coord) if isinstance(coord, list) else coord]
-    return tile
+    return divided[:, tuple(coord) if isinstance(coord, list) else coord]
 
 
 def _zipped(layout: Layout, tiler: Tiler, rule: Rule) -> tuple[Layout, Layout]:

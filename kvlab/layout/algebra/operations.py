@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 from kvlab.common.checks import shown
 from kvlab.layout.algebra.checked import need_layouts
 from kvlab.layout.algebra.composed import ComposedLayout
+from kvlab.layout.algebra.coordinate_layout import CoordinateLayout
 from kvlab.layout.algebra.int_tuple import IntTuple, as_int, flatten, int_tuple
 from kvlab.layout.algebra.layout import Layout, unchecked
 from kvlab.layout.algebra.swizzle import Swizzle
@@ -17,6 +18,7 @@ from kvlab.layout.algebra.systems import Rule, check_rule
 from kvlab.layout.algebra.tree_ops import compact_order
 
 AnyLayout = TypeVar("AnyLayout", Layout, ComposedLayout)
+Tileable = TypeVar("Tileable", Layout, ComposedLayout, CoordinateLayout)
 Tiler: TypeAlias = "Layout | int | tuple[Tiler, ...] | list[Tiler] | None"
 """What layouts are composed with or divided by: a layout, an int (n:1), None (the whole mode), or one for each mode."""
 
@@ -94,8 +96,8 @@ def zip_modes(a: Layout, b: Layout) -> Layout:
 
 
 def coalesce(
-    layout: AnyLayout, *, keep_rank: bool = False, profile: IntTuple | None = None, rule: Rule = "cute"
-) -> AnyLayout:
+    layout: Tileable, *, keep_rank: bool = False, profile: IntTuple | None = None, rule: Rule = "cute"
+) -> Tileable:
     """The same function on ints with as few modes as possible: ``R(i) == A(i)``.
 
     ``keep_rank`` keeps the top-level modes and coalesces each; ``profile``, a tree, keeps its nesting and coalesces
@@ -107,8 +109,8 @@ def coalesce(
     >>> coalesce(Layout("((2,2),(2,4)):((1,2),(8,16))"), keep_rank=True)
     Layout("(4,8):(1,8)")
     """
-    need_layouts("coalesce", layout, composed=True)
-    if isinstance(layout, ComposedLayout):
+    need_layouts("coalesce", layout, coordinates=True)
+    if not isinstance(layout, Layout):
         return layout.over(coalesce(layout.layout, keep_rank=keep_rank, profile=profile, rule=rule))
     if keep_rank and isinstance(layout.shape, tuple):
         profile = (0,) * layout.rank

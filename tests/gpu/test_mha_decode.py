@@ -15,9 +15,10 @@ import pytest
 import torch
 from decode_cases import Case, Inputs
 from feature_cases import DEPTHS, FEATURES, FP8, FeatureCase
+from four_bit_cases import FourBits, exact
 from yardsticks import HUGE, assert_accurate, bits, nothing_waits
 
-from kvlab.attention import explain, mha_decode, mha_decode_paged, mha_decode_streaming_paged
+from kvlab.attention import attend_paged, explain, mha_decode, mha_decode_paged, mha_decode_streaming_paged
 from kvlab.cache import from_dense
 from kvlab.common.arrays import to_torch
 from kvlab.data import load_smollm2
@@ -331,3 +332,22 @@ def test_tensors_on_another_device_than_the_current_one() -> None:
         out = mha_decode_paged(*x.torch("cuda:1"), num_splits=2)
     assert out.device.index == 1
     assert_accurate(x, out.cpu())
+
+
+@pytest.mark.parametrize("case", [
+    FourBits("e2m1", (700, 33, 1), heads=(32, 8)), FourBits("e2m1", (70, 40), D=96, Dv=64, page=5, S=3),
+    FourBits("int4", (700, 33, 1), heads=(32, 8), page=64), FourBits("int4", (129,), D=64, dtype=np.dtype(np.float16)),
+], ids=str)
+def test_four_bits(case: FourBits) -> None:
+    """K and V of 4 bits, by splits, by a work list and as chunks, in the tolerance of the emulator's test."""
+    arrays, options = case.build()
+    expected = exact(arrays, options)
+    bound = 2.0**-8 * np.abs(expected) + 2.0**-9 * np.abs(expected).max()
+    on_gpu = [to_torch(x).cuda() for x in arrays]
+    by = {name: to_torch(x).cuda() if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    q, *rest = on_gpu
+    starts = torch.arange(len(q) + 1, dtype=torch.int32, device="cuda") * case.S
+    ways: list[dict[str, Any]] = [{"num_splits": 1}, {"num_splits": 3}, {"balanced": True}]
+    found = [mha_decode_paged(*on_gpu, **by, **more) for more in ways]
+    found.append(attend_paged(q.flatten(0, 1), *rest, starts, **by).reshape(found[0].shape))
+    assert all((np.abs(out.float().cpu().numpy() - expected) <= bound).all() for out in found)

@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     _say(f"{len(notebooks)} notebooks are there", start)
     shutil.rmtree(given.out, ignore_errors=True)
     shutil.rmtree(WORK / "extra", ignore_errors=True)
-    twins.write(WORK / "extra", texts_of(source, notebooks))
+    twins.write(WORK / "extra", texts_of(notebooks))
     sphinx = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-W", "--keep-going", "-d", str(WORK / "trees"),
               "-c", str(Path(__file__).parent), str(source), str(given.out)]
     if subprocess.run(sphinx, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode:
@@ -118,18 +118,14 @@ def _key(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def texts_of(source: Path, notebooks: dict[str, Any]) -> dict[str, str]:
+def texts_of(notebooks: dict[str, Any]) -> dict[str, str]:
     """The Markdown of every page."""
     from tools.website.reference import room_text
 
     texts = {name: twins.notebook_text(notebook) for name, notebook in notebooks.items()}
     texts |= {f"api/{room}": room_text(room) for room in pages.ROOMS}
-    for names in pages.NAVIGATION.values():
-        for name in names:
-            path = source / f"{name}.md"
-            if name not in texts and path.exists() and name not in ("explorers", "api/index"):
-                texts[name] = path.read_text(encoding="utf-8")
-    return texts
+    paths = {name: ROOT / f"{name}.md" for names in pages.NAVIGATION.values() for name in names}
+    return texts | {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.exists()}
 
 
 def _say(what: str, start: float) -> None:

@@ -89,7 +89,8 @@ def execute(name: str, ptx: str) -> dict[str, Any]:
     given = [(key, value) for key, value in case.items() if key not in constants]
     names = list(getattr(tutorial_kernels, kernel).arg_names)
     given.sort(key=lambda pair: names.index(pair[0]))
-    run_ptx(ptx, (1,), given, shared=compiled(name).shared, arithmetic="float32", addresses=False)
+    run_ptx(ptx, (1,), given, shared=compiled(name).shared, arithmetic="float32", addresses=False,
+            races=True)
     return case
 
 

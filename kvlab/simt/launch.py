@@ -31,7 +31,7 @@ _SCRATCH = 1 << 20
 
 def run(
     kernel: Any, grid: Any, *args: Any, target: str = "sm_80", arithmetic: str = "chip", addresses: bool = True,
-    strict: bool = True, **named: Any,
+    strict: bool = True, races: bool = False, **named: Any,
 ) -> KernelRun:
     """Run a ``@triton.jit`` or ``@gluon.jit`` kernel as it is compiled for a GPU, without one: its PTX, lane by lane.
 
@@ -40,8 +40,10 @@ def run(
     target      ``sm_80``, ``sm_86``, ``sm_89`` or ``sm_90``
     arithmetic  ``"chip"``: products and special functions as an H100 rounds them; ``"float32"``: as NumPy does
     addresses   whether the accesses' passes and sectors are counted
-    strict      whether reads of shared memory that nobody wrote, misaligned accesses, and forgotten barriers, waits and
-                fences raise (:class:`Race`, :class:`Unwaited`, :class:`Unfenced`: :mod:`kvlab.simt.order`)
+    strict      whether reads of shared memory that nobody wrote, misaligned accesses, and forgotten waits and fences
+                raise (:class:`Unwaited`, :class:`Unfenced`: :mod:`kvlab.simt.order`)
+    races       whether, if it is strict, a barrier that is missing between warps raises, too (:class:`Race`). Kernels
+                may do without one on purpose, where both warps store the same values
 
     Accesses outside an argument raise :class:`~kvlab.memory.OutOfBounds`, with the line of the PTX and of the kernel;
     instructions that the machine does not have :class:`UnknownInstruction`, before anything runs. Torch and Triton must
@@ -81,7 +83,7 @@ def run(
               for path, value in _leaves(name, given[name], described["constexprs"])]
     sizes = grid(given) if callable(grid) else grid
     return run_ptx(compiled.asm["ptx"], sizes, leaves, shared=compiled.shared, arithmetic=arithmetic,
-                   addresses=addresses, strict=strict, contract=options.get("enable_fp_fusion", True))
+                   addresses=addresses, strict=strict, races=races, contract=options.get("enable_fp_fusion", True))
 
 
 def _leaves(path: Any, value: Any, constants: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -99,7 +101,7 @@ def _leaves(path: Any, value: Any, constants: Mapping[Any, Any]) -> Iterator[tup
 
 def run_ptx(
     ptx: str, grid: Any, args: Sequence[Any], *, shared: int = 0, threads: int | None = None, arithmetic: str = "chip",
-    addresses: bool = True, strict: bool = True, contract: bool = True,
+    addresses: bool = True, strict: bool = True, races: bool = False, contract: bool = True,
 ) -> KernelRun:
     """Run the kernel of a PTX text on ``args``, one for each parameter, in order: arrays, numbers, and
     :class:`~kvlab.hardware.TmaDescriptor` for tensor maps.
@@ -142,7 +144,7 @@ def run_ptx(
         for first in range(0, ctas, together):
             numbers = range(first, min(first + together, ctas))
             machine = SimtMachine(code, numbers, sizes, lanes, nbytes, allocations, tensor_maps, trace,
-                                  arithmetic, strict)
+                                  arithmetic, strict, races)
             machine.run()
             provisional |= machine.provisional
     seconds = time.perf_counter() - start

@@ -140,7 +140,7 @@ class SimtMachine:
     def __init__(
         self, code: Code, ctas: Sequence[int], grid: tuple[int, int, int], threads: int, nbytes: int,
         allocations: Mapping[int, Memory], tensor_maps: Mapping[int, TmaDescriptor], trace: Trace, arithmetic: str,
-        strict: bool,
+        strict: bool, races: bool,
     ) -> None:
         self.code, self.trace, self.arithmetic, self.grid, self.threads = code, trace, arithmetic, grid, threads
         self.warps = -(-threads // 32)
@@ -149,7 +149,7 @@ class SimtMachine:
         self.number = np.repeat(np.asarray(ctas, np.uint32), self.warps)[:, None]
         self.shared = Memory(max(nbytes, 1), space=AddressSpace.SHARED, name="shared memory", programs=len(ctas),
                              unsafe=not strict)
-        self.order = order.Order(len(ctas), self.warps, nbytes) if strict else None
+        self.order = order.Order(len(ctas), self.warps, nbytes, races) if strict else None
         self.allocations, self.tensor_maps = allocations, tensor_maps
         own = sum(-(-v.nbytes // 16) * 16 for v in code.program.variables.values() if v.space == "local")
         self.local = Memory(own, space=AddressSpace.LOCAL, name="local memory", programs=self.shape[0] * 32,

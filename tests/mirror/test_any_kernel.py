@@ -206,16 +206,16 @@ def test_the_threads_of_a_difference_are_named() -> None:
 @pytest.mark.timing
 @pytest.mark.interpreter
 def test_lockstep_takes_at_most_twice_the_interpreter() -> None:
-    """Eight programs of 64 trips, each of their names compared; the interpreter alone runs in the same process."""
+    """Eight programs of 24 trips, each of their names compared; the interpreter alone runs in the same process."""
     import tutorial_kernels
     import tutorial_twins
 
     from kvlab.mirror import lockstep_kernel
     from kvlab.triton_support import child
 
-    q, k, v = (normal(n, 32, dtype=BF16) for n in (128, 1024, 1024))
+    q, k, v = (normal(n, 32, dtype=BF16) for n in (128, 384, 384))
     out = np.zeros((128, 32), BF16)
-    sizes = {"stride": 32, "keys": 1024, "scale": 0.25, "BM": 16, "BN": 16, "D": 32}
+    sizes = {"stride": 32, "keys": 384, "scale": 0.25, "BM": 16, "BN": 16, "D": 32}
     case: dict[str, Any] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "out_ptr": out, **sizes}
     alone = child.run("tutorial_launch:interpreted", "flash_attention", case, (8,))
     seconds = math.inf

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .charts.byte_budget import ByteBudget as ByteBudget
     from .charts.byte_budget import draw_byte_budget as draw_byte_budget
     from .charts.errors import draw_errors as draw_errors
+    from .charts.explanation import draw_explanation as draw_explanation
     from .charts.kv_budget import draw_kv_budget as draw_kv_budget
     from .charts.roofline import RooflinePoint as RooflinePoint
     from .charts.roofline import draw_roofline as draw_roofline
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .coalescing import draw_coalescing as draw_coalescing
     from .copy_plan import draw_copy_plan as draw_copy_plan
     from .descriptor import draw_descriptor as draw_descriptor
-    from .explanation import draw_explanation as draw_explanation
     from .explorer.explore import Explorer as Explorer
     from .explorer.explore import explore as explore
     from .explorer.scroll import ByteScroll as ByteScroll
@@ -107,7 +107,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_lockstep": ("lockstep", "kvlab.mirror:Lockstep"),
     "draw_recognised": ("recognised", "kvlab.rosetta:Recognised"),
     "draw_schedule": ("charts.schedule", "kvlab.attention:Schedule"),
-    "draw_explanation": ("explanation", "kvlab.attention:Explanation"),
+    "draw_explanation": ("charts.explanation", "kvlab.attention:Explanation"),
     "draw_traffic": ("charts.traffic", "kvlab.staging:Traffic"),
     "draw_roofline": ("charts.roofline", ""),
     "draw_shares": ("charts.shares", ""),

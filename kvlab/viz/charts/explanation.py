@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Any
 
-from .charts.schedule import draw_schedule
-from .pen.axis import LABEL, QUIET, WIDTH
-from .pen.palette import BANKS
-from .pen.picture import Picture
-from .pen.svg import Canvas
-from .pen.text import text_width, wrap
+from kvlab.viz.pen.axis import LABEL, QUIET, WIDTH
+from kvlab.viz.pen.palette import BANKS
+from kvlab.viz.pen.picture import Picture
+from kvlab.viz.pen.svg import Canvas
+from kvlab.viz.pen.text import text_width, wrap
 
-if TYPE_CHECKING:
-    from kvlab.attention import Explanation
+from .schedule import draw_schedule
 
 ROW, CELL, MOST = 18.0, 11.0, (32, 16)
 GRID = 470.0
 
 
-def draw_explanation(plan: Explanation, *, title: str | None = None, caption: str | None = None) -> Picture:
+def draw_explanation(plan: Any, *, title: str | None = None, caption: str | None = None) -> Picture:
     """Draws what :func:`kvlab.attention.explain` found: sizes of the configuration, the grid of programs, the schedule
     where there is one.
+
+    plan    a :class:`kvlab.attention.Explanation`
 
     >>> from kvlab.attention import Explanation
     >>> draw_explanation(Explanation("merge_states", "emulator", "NumPy arrays", None, (4, 8))).title
@@ -73,6 +73,6 @@ def _grid(canvas: Canvas, grid: tuple[int, ...]) -> float:
     return y
 
 
-def _title(plan: Explanation) -> str:
+def _title(plan: Any) -> str:
     where = "in the emulator" if plan.backend == "emulator" else f"by the backend {plan.backend}"
     return f"{plan.operation} runs {where} ({plan.reason}): {' x '.join(f'{n:,}' for n in plan.grid)} programs"

@@ -72,6 +72,7 @@ WITHOUT = {
         "HostDeviceTileTensor RaggedTMA3DTile RaggedTensorMap RecordedCall Capture",
     "a loader whose tile has a shape of its own: draw(loader, shape=...) shows it": "SubTileLoaderLDS RegTileLoader",
     "a table in words": "Coverage Report",
+    "a layout whose offsets are coordinates: it lies in no bank": "CoordinateLayout",
 }
 """Why -> public classes whose objects show no picture."""
 

@@ -335,7 +335,7 @@ def test_tensors_on_another_device_than_the_current_one() -> None:
 
 
 @pytest.mark.parametrize("case", [
-    FourBits("e2m1", (700, 33, 1), heads=(32, 8)), FourBits("e2m1", (70, 40), D=96, Dv=64, page=5, S=3),
+    FourBits("e2m1", (700, 33, 1), heads=(32, 8)), FourBits("e2m1", (70, 40), D=160, Dv=64, page=5, S=3),
     FourBits("int4", (700, 33, 1), heads=(32, 8), page=64), FourBits("int4", (129,), D=64, dtype=np.dtype(np.float16)),
 ], ids=str)
 def test_four_bits(case: FourBits) -> None:

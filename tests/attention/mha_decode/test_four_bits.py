@@ -29,7 +29,7 @@ from kvlab.staging.tile.pairs import quarters
 
 GRID = [
     (FourBits("e2m1", S=2), "sm_90"),
-    (FourBits("e2m1", (40, 0, 1), heads=(4, 4), D=96, Dv=64, page=5, dtype=np.dtype(np.float16)), "sm_80"),
+    (FourBits("e2m1", (40, 0, 1), heads=(4, 4), D=160, page=5, dtype=np.dtype(np.float16)), "sm_80"),
     (FourBits("int4", (129,), heads=(8, 1), D=64, S=4), "sm_80"),
     (FourBits("int4", D=32, Dv=160, page=64), "sm_90"),
 ]
@@ -66,7 +66,7 @@ def test_chunks() -> None:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("kind, D", [("e2m1", 96), ("int4", 64)])
+@pytest.mark.parametrize("kind, D", [("e2m1", 160), ("int4", 64)])
 def test_kernel_and_emulator_step_by_step(kind: str, D: int) -> None:
     """Each output of each step; the kernel without inline PTX."""
     (q, *rest), options = FourBits(kind, (19,), heads=(2, 1), D=D, page=8).build()

@@ -40,6 +40,7 @@ from kvlab.layout.algebra.slicing import slice_and_offset
 from kvlab.layout.algebra.swizzle import Swizzle
 from kvlab.layout.algebra.swizzles import make_ldmatrix_swizzle, make_swizzle, make_tma_swizzle
 from kvlab.layout.algebra.tree_ops import shape_div
+from kvlab.layout.linear.linear_dims import ColumnAction
 from kvlab.layout.linear.linear_layout import LinearLayout
 from kvlab.layout.tensor.copier import ThreadScope
 from kvlab.layout.tensor.copiers import (
@@ -68,16 +69,16 @@ from kvlab.layout.tensor.tile_tensor import TileTensor
 from kvlab.layout.tensor.tile_type import TileType
 
 __all__ = [
-    "ComposedLayout", "CoordinateLayout", "E", "GenericToLocalTileCopier", "GenericToSharedAsyncTileCopier",
-    "GenericToSharedTileCopier", "HostDeviceTileTensor", "Layout", "LayoutTensor", "LinearLayout",
-    "LocalToGenericTileCopier", "LocalToSharedTileCopier", "NullableTileTensor", "SharedToGenericTileCopier",
-    "SharedToLocalTileCopier", "Swizzle", "TensorLayout", "ThreadScope", "TileTensor", "TileType", "append",
-    "blocked_product", "coalesce", "complement", "compose", "composition", "copy_dram_to_local", "copy_dram_to_sram",
-    "copy_dram_to_sram_async", "copy_local_to_dram", "copy_local_to_shared", "copy_sram_to_dram", "copy_sram_to_local",
-    "cosize", "crd2idx", "downcast", "expand_modes_alike", "flat_divide", "flat_product", "format_layout", "from_cute",
-    "group", "idx2crd", "left_inverse", "local_tile", "logical_divide", "logical_product", "make_layout",
-    "make_ldmatrix_swizzle", "make_ordered_layout", "make_swizzle", "make_tma_swizzle", "max_common_layout",
-    "max_common_vector", "nullspace", "prefix_product", "prepend", "raked_product", "replace", "right_inverse",
-    "shape_div", "size", "slice_and_offset", "sublayout", "tile_to_shape", "tiled_divide", "tiled_product", "to_cute",
-    "upcast", "zip_modes", "zipped_divide", "zipped_product",
+    "ColumnAction", "ComposedLayout", "CoordinateLayout", "E", "GenericToLocalTileCopier",
+    "GenericToSharedAsyncTileCopier", "GenericToSharedTileCopier", "HostDeviceTileTensor", "Layout", "LayoutTensor",
+    "LinearLayout", "LocalToGenericTileCopier", "LocalToSharedTileCopier", "NullableTileTensor",
+    "SharedToGenericTileCopier", "SharedToLocalTileCopier", "Swizzle", "TensorLayout", "ThreadScope", "TileTensor",
+    "TileType", "append", "blocked_product", "coalesce", "complement", "compose", "composition", "copy_dram_to_local",
+    "copy_dram_to_sram", "copy_dram_to_sram_async", "copy_local_to_dram", "copy_local_to_shared", "copy_sram_to_dram",
+    "copy_sram_to_local", "cosize", "crd2idx", "downcast", "expand_modes_alike", "flat_divide", "flat_product",
+    "format_layout", "from_cute", "group", "idx2crd", "left_inverse", "local_tile", "logical_divide", "logical_product",
+    "make_layout", "make_ldmatrix_swizzle", "make_ordered_layout", "make_swizzle", "make_tma_swizzle",
+    "max_common_layout", "max_common_vector", "nullspace", "prefix_product", "prepend", "raked_product", "replace",
+    "right_inverse", "shape_div", "size", "slice_and_offset", "sublayout", "tile_to_shape", "tiled_divide",
+    "tiled_product", "to_cute", "upcast", "zip_modes", "zipped_divide", "zipped_product",
 ]

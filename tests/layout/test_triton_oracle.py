@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvlab.hardware.banks.triton_conflicts import bank_conflicts
+from kvlab.layout import LinearLayout
 from kvlab.layout.encodings import from_gluon, from_ttgir
 
 gluon = pytest.importorskip("triton.experimental.gluon.language")
@@ -433,3 +434,50 @@ def test_what_the_compiler_prints_is_read_back(case):
     assert read.to_linear_layout(shape, triton_version=VERSION) == given.to_linear_layout(shape, triton_version=VERSION)
     if hasattr(given, "offsets") and not cga_of(layout):
         assert np.array_equal(read.offsets(shape), given.offsets(shape))
+
+
+def binding(layout):
+    """Triton's own object of a linear layout."""
+    from triton._C.libtriton import linear_layout
+
+    outs = layout.out_dims
+    return linear_layout.LinearLayout.from_bases(list(layout.bases.items()), list(outs), list(outs.values()), False)
+
+
+def read_back(found):
+    return [dict(found.bases), [list(pair) for pair in found.out_dims]]
+
+
+def test_products_and_ways_are_those_of_triton_s_linear_layouts():
+    """Its bindings: dimensions in other orders, broadcasts that both sides have, tiles of larger buffers."""
+    random = np.random.default_rng(7)
+
+    def shuffled(bits, names, outs):
+        columns = [1 << int(bit) for bit in random.permutation(bits)]
+        for _ in range(4):
+            i, j = random.integers(0, bits, 2)
+            columns[i] ^= columns[j] if i != j else 0
+        cuts = np.sort(random.integers(0, bits + 1, len(names) - 1)).tolist()
+        parts = [columns[a:b] for a, b in zip([0, *cuts], [*cuts, bits], strict=True)]
+        flat = LinearLayout({name: [[x] for x in part] for name, part in zip(names, parts, strict=True)}, (1 << bits,))
+        return flat.reshape(outs)
+
+    cases = []
+    for turn in range(24):
+        small = shuffled(5, ("register", "lane", "warp"), {"dim0": 4, "dim1": 8})
+        large = shuffled(7, ("offset", "block"), {"dim1": 16, "dim0": 8})
+        none = LinearLayout({"warp": [[0, 0]] * (turn % 3)}, small.out_dims)
+        same = small.sublayout(["register", "lane"], ["dim0", "dim1"]).concat_ins(none)
+        whole = same.concat_ins(shuffled(5, ("x",), {"dim0": 4, "dim1": 8})).transpose("dim1", "dim0")
+        ours = same.concat_ins(LinearLayout({"x": [[1, 2], [0, 5]]}, small.out_dims))
+        cases.append(("invert_and_compose", small, large))
+        if not VERSION.startswith(("3.6.", "3.7.", "3.8.")):
+            cases.append(("invert_and_compose", ours, whole))
+        cases.append(("__mul__", small.sublayout(["lane"], ["dim1"]), small))
+        cases.append(("__mul__", small, LinearLayout({"block": [[1, 0]]}, {"dim0": 2, "dim2": 4})))
+    asked = in_child(lambda: [read_back(getattr(binding(a), how)(binding(b))) for how, a, b in cases])
+    assert asked, "Triton answered nothing"
+    for (how, a, b), (bases, outs) in zip(cases, asked, strict=True):
+        ours = a.product(b) if how == "__mul__" else a.invert_and_compose(b, keep_equal=True)
+        assert (ours.bases, [list(pair) for pair in ours.out_dims.items()]) == (bases, outs), (how, a, b)
+        assert list(ours.bases) == list(bases)

@@ -15,12 +15,14 @@ from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.swizzle import Swizzle
 from kvlab.layout.linear import convert as linear_convert
 from kvlab.layout.linear.from_atom import Atom, atom_bases
-from kvlab.layout.linear.linear_map import LinearMap, Vector
+from kvlab.layout.linear.linear_dims import LinearDims, common_order
+from kvlab.layout.linear.linear_map import Vector
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
-class LinearLayout(LinearMap):
-    """A linear map between named indices and named coordinates (see :class:`LinearMap` for its construction and use),
+class LinearLayout(LinearDims):
+    """A linear map between named indices and named coordinates (see :class:`LinearMap` for its construction and use,
+    :class:`LinearDims` for its dimensions),
     with the algebra of such maps and the ways from and to other descriptions of layouts.
 
     >>> reg = LinearLayout({"register": [[0, 1]], "lane": [[0, 2], [1, 0]]}, (2, 4))
@@ -98,27 +100,42 @@ class LinearLayout(LinearMap):
         zeros, bits = [0] * len(self._outs), range(size.bit_length() - 1)
         return [(*zeros[:axis], 1 << bit, *zeros[axis + 1 :]) for bit in bits]
 
-    def invert_and_compose(self, other: LinearLayout) -> LinearLayout:
+    def invert_and_compose(self, other: LinearLayout, *, keep_equal: bool = False) -> LinearLayout:
         """From this layout's indices to the indices of ``other`` at the same coordinates: ``other(**R(i)) == self(i)``.
 
-        The way from registers to shared memory is ``registers.invert_and_compose(shared)``. ValueError where ``other``
-        does not reach a coordinate of this layout, or the output dimensions differ.
+        The way from registers to shared memory is ``registers.invert_and_compose(shared)``. Output dimensions are those
+        of one name, in any order, and ``other`` may have more coordinates: a buffer of which this layout is a tile.
+        Where a coordinate has several indices, the earliest bases that span the rest are taken. ``keep_equal``, as
+        Triton does: an input dimension that both have with the same bases is passed on as it is. (Before 3.9 Triton
+        took no index of such a dimension for the others.)
+
+        ValueError where ``other`` does not reach a coordinate of this layout, or lacks a dimension of it.
 
         >>> reg = LinearLayout({"lane": [[1], [2]]}, (4,))
         >>> reg.invert_and_compose(LinearLayout({"offset": [[2], [1]]}, (4,))).bases
         {'lane': [[2], [1]]}
+        >>> twice = LinearLayout({"lane": [[1]], "warp": [[0]]}, (2,))
+        >>> twice.invert_and_compose(twice).bases, twice.invert_and_compose(twice, keep_equal=True).bases
+        ({'lane': [[1, 0]], 'warp': [[0, 0]]}, {'lane': [[1, 0]], 'warp': [[0, 1]]})
         """
-        if self._outs != other._outs:
-            raise ValueError(f"output dimensions {self.out_dims} and {other.out_dims} differ: must be equal ones")
-        solver = other.elimination
+        sizes = other.out_dims
+        if sizes.keys() != self.out_dims.keys() or any(size > sizes[name] for name, size in self._outs):
+            raise ValueError(
+                f"output dimensions {self.out_dims} and {sizes} differ: must be those of one name, and no more here"
+            )
+        target = other.transpose(*self.out_dims) if sizes else other
+        theirs, ours = target.bases, self.bases
+        kept = [name for name in theirs if keep_equal and theirs[name] == ours.get(name)]
+        solver = target.elimination
         bases: dict[str, list[list[int]]] = {}
         for name, vectors in self._bases:
             bases[name] = rows = []
-            for vector in vectors:
-                mask = solver.solve(self._pack(vector))
+            for bit, vector in enumerate(vectors):
+                mask = solver.solve(target._pack(vector))
                 if mask is None:
                     raise ValueError(f"coordinate {vector} is not reached: the layout is not surjective\n{other}")
-                rows.append(list(other._split(mask).values()))
+                steps = {dim: 1 << bit if dim == name else 0 for dim in theirs} if name in kept else target._split(mask)
+                rows.append(list(steps.values()))
         return LinearLayout(bases, other.in_dims)
 
     def compose(self, inner: LinearLayout) -> LinearLayout:
@@ -151,6 +168,24 @@ class LinearLayout(LinearMap):
         {'register': [[1]], 'lane': [[2], [4]]}
         """
         return _product(self, other)
+
+    def product(self, other: LinearLayout) -> LinearLayout:
+        """The product ``self * other`` with its dimensions in an order that both layouts have, as Triton orders them;
+        ``*`` has this layout's first. ValueError where both have the same names in different orders.
+
+        >>> row = LinearLayout.identity1d(2, "lane", "dim1")
+        >>> tile = LinearLayout({"register": [[1, 0]], "lane": [[0, 1]]}, (2, 2))
+        >>> row.product(tile).in_dims, (row * tile).in_dims
+        ({'register': 2, 'lane': 4}, {'lane': 4, 'register': 2})
+        """
+        ins, outs = (
+            common_order(list(ours), list(theirs))
+            for ours, theirs in ((self.in_dims, other.in_dims), (self.out_dims, other.out_dims))
+        )
+        found = self * other
+        if ins:
+            found = found.transpose_ins(*ins)
+        return found.transpose(*outs) if outs else found
 
     def divide(self, tile: LinearLayout, *, side: str = "left") -> LinearLayout:
         """The quotient Q with ``tile * Q == self`` (``side="left"``) or ``Q * tile == self`` (``side="right"``).

@@ -74,7 +74,7 @@ class LinearMap(Drawn):
         >>> LinearMap.identity1d(4, "lane", "dim0").bases
         {'lane': [[1], [2]]}
         """
-        return cls({in_dim: [[1 << bit] for bit in range(_log2(size, in_dim))]}, {out_dim: size})
+        return cls({in_dim: [[1 << bit] for bit in range(log2_of(size, in_dim))]}, {out_dim: size})
 
     @classmethod
     def zeros1d(cls, size: int, in_dim: str, out_dim: str) -> Self:
@@ -83,7 +83,7 @@ class LinearMap(Drawn):
         >>> LinearMap.zeros1d(4, "lane", "dim0").bases
         {'lane': [[0], [0]]}
         """
-        return cls({in_dim: [[0]] * _log2(size, in_dim)}, {out_dim: 1})
+        return cls({in_dim: [[0]] * log2_of(size, in_dim)}, {out_dim: 1})
 
     @property
     def bases(self) -> dict[str, list[list[int]]]:
@@ -215,7 +215,12 @@ def _vector(vector: Iterable[int]) -> Vector:
     return flatten(coords)
 
 
-def _log2(size: int, what: str) -> int:
+def log2_of(size: int, what: str) -> int:
+    """The bits of a size that is a power of two.
+
+    >>> log2_of(8, "size")
+    3
+    """
     size = as_int(size, what)
     if size < 1 or size & (size - 1):
         raise ValueError(f"{what} of size {shown(size)}: must be a power of two")
@@ -234,7 +239,7 @@ def _out_dims(out_dims: OutDims, vectors: list[Vector]) -> tuple[tuple[str, int]
         else:
             named.append(item if isinstance(item, tuple) else (f"dim{axis}", item))
     for name, size in named:
-        _log2(size, name)
+        log2_of(size, name)
     return tuple(named)
 
 

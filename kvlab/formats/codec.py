@@ -86,12 +86,12 @@ def _spread(codes: np.ndarray[Any, Any], part: Field, shared: Field) -> np.ndarr
     return codes.reshape([1 if axis in members else size for axis, size in enumerate(shape)])
 
 
-def quantise(fields: Sequence[Field], values: Mapping[str, np.ndarray[Any, Any]], tensor_scale: float) -> Codes:
+def quantise(fields: Sequence[Field], values: Mapping[str, np.ndarray[Any, Any]]) -> Codes:
     """Codes of all fields for ``values`` of the parts; scales and minima are computed."""
     named = {field.name: field for field in fields}
     out: Codes = {}
-    for name, value in values.items():
-        part, x = named[name], value / np.float32(tensor_scale)
+    for name, x in values.items():
+        part = named[name]
         scale, least = named.get(f"{name}_scale"), named.get(f"{name}_min")
         if scale is None:
             out[name] = part.type.codes(x)

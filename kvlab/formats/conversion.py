@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.common.arrays import on_gpu, overlaps, to_numpy, to_torch
-from kvlab.common.checks import Int64, count, require
+from kvlab.common.checks import Int64, count, require, shown
 from kvlab.common.torch_here import is_torch
 
 from .copies import Copies, StridedCopy, spans
@@ -59,11 +59,11 @@ class Conversion:
             self._check_flat(out, "out", self.target.nbytes)
             same = is_torch(out) == is_torch(buffer) and (not is_torch(out) or out.device == buffer.device)
             require(same, "out is in another place than buffer", "of one library and device")
-            if hasattr(buffer, "shape"):
-                require(not overlaps(out, buffer), "out shares memory with buffer", "apart; see apply_in_place")
+        flat = buffer if on_gpu(buffer) else self.source.bytes_of(buffer)
+        held = buffer if hasattr(buffer, "shape") else flat
+        require(out is None or not overlaps(out, held), "out shares memory with buffer", "apart; see apply_in_place")
         if on_gpu(buffer):
             return _on_gpu().converted(self, buffer, fill, out)
-        flat = self.source.bytes_of(buffer)
         made = np.full(self.target.nbytes, fill, np.uint8) if out is None else to_numpy(out, "out")
         self.copies.apply(flat, made)
         return out if out is not None else to_torch(made) if is_torch(buffer) else made
@@ -140,6 +140,8 @@ def convert(source: Format, target: Format) -> Conversion:
     >>> convert(Format.parse("page:2 kv:2 slot:8 dim:64 kv.bf16"), Format.parse("page:4 kv:2 slot:4 dim:64 kv.bf16"))
     Conversion(7 copies, 4096 bytes, 2048 of them move)
     """
+    for end, made in (("source", source), ("target", target)):
+        require(isinstance(made, Format), f"{end} is {shown(made)}", "a Format, as Format.parse makes of its text")
     ours, theirs = ({one.name: one for one in made.fields} for made in (source, target))
     for name in [*ours, *theirs]:
         side = "target" if name in ours else "source"

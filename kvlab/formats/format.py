@@ -217,22 +217,28 @@ class Format(Drawn):
         (68, True)
         """
         names = [part.name for part in self.parts]
-        require(0 < tensor_scale < np.inf, f"tensor_scale is {shown(tensor_scale)}", "a number above 0")
+        number = _tensor_scale(tensor_scale)
         require(len(values) == len(names), f"values are {len(values)} arrays", f"{len(names)}: {', '.join(names)}")
         given: dict[str, np.ndarray[Any, Any]] = {}
         for part, value in zip(self.parts, values, strict=True):
-            array = np.asarray(to_numpy(value, part.name), np.float32)
+            given_as = to_numpy(value, part.name)
+            require(given_as.dtype.kind not in "cOSU", f"{part.name} has dtype {given_as.dtype}", "real numbers")
+            array = np.asarray(given_as, np.float32)
             require(array.shape == part.shape, f"{part.name} has shape {array.shape}", f"{part.shape}: {part.axes}")
             scaled = any(field.name == f"{part.name}_scale" for field in self.fields)
             exact = part.type.bits > 4 and not part.type.whole and not scaled
             require(exact or np.isfinite(array).all(), f"{part.name} has NaN or infinity", f"finite for {part.stored}")
-            given[part.name] = array
-        return self.pack(codec.quantise(self.fields, given, tensor_scale), fill=fill)
+            with np.errstate(over="ignore"):
+                over = array / np.float32(number)
+            fits = exact or np.isfinite(over).all()
+            require(fits, f"tensor_scale is {shown(tensor_scale)}", f"one over which {part.name} is finite in float32")
+            given[part.name] = over
+        return self.pack(codec.quantise(self.fields, given), fill=fill)
 
     def decode(self, buffer: Any, *, tensor_scale: float = 1.0) -> tuple[np.ndarray[Any, np.dtype[np.float32]], ...]:
         """The values in ``buffer``, float32, one array for each of :attr:`parts`."""
-        codes = self.unpack(buffer)
-        return tuple(codec.dequantise(self.fields, part, codes, tensor_scale) for part in self.parts)
+        number, codes = _tensor_scale(tensor_scale), self.unpack(buffer)
+        return tuple(codec.dequantise(self.fields, part, codes, number) for part in self.parts)
 
     def pack(self, codes: Mapping[str, npt.ArrayLike], *, fill: int = 0) -> codec.Bytes:
         """The bytes of codes, unsigned integers of each field: uint8 ``[nbytes]``."""
@@ -257,3 +263,15 @@ class Format(Drawn):
         import importlib
 
         return importlib.import_module("kvlab.viz").draw_format(self, row=row, page=page, layer=layer)
+
+
+def _tensor_scale(value: Any) -> float:
+    """``tensor_scale`` as a number; ValueError for one that is none, or not above 0 in float32."""
+    try:
+        number = 0.0 if isinstance(value, str | bytes | bool | np.bool_) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = 0.0
+    with np.errstate(over="ignore"):
+        held = np.float32(number)
+    require(0 < held < np.inf, f"tensor_scale is {shown(value)}", "a number above 0, finite in float32")
+    return number

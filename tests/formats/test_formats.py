@@ -248,6 +248,21 @@ def test_what_is_no_format_is_refused(text: str, words: str) -> None:
         Format.parse(text)
 
 
+@pytest.mark.parametrize("scale", ["a", True, [1], np.nan, 0, 1e-46, 1e39])
+def test_a_tensor_scale_is_a_number(scale: Any) -> None:
+    """What float32 rounds to 0 or to infinity is refused, too, where it is read and where it is written."""
+    found = known_format("kvlab.int4", layers=1, pages=1, page_size=2, heads=1, dim=16)
+    x, words = np.ones((1, 1, 2, 1, 16)), "must be a number above 0, finite in float32"
+    stored = found.encode(x, x)
+    for call in (lambda: found.encode(x, x, tensor_scale=scale), lambda: found.decode(stored, tensor_scale=scale)):
+        with pytest.raises(ValueError, match=words):
+            call()
+    with pytest.raises(ValueError, match="tensor_scale is 1e-30: must be one over which v is finite in float32"):
+        found.encode(x, 1e20 * x, tensor_scale=1e-30)
+    with pytest.raises(ValueError, match="k has dtype complex128: must be real numbers"):
+        found.encode(x + 1j, x)
+
+
 def test_values_of_another_shape_are_refused() -> None:
     found = known_format("mla.656", layers=1, pages=1, page_size=2)
     latent, rope = np.zeros((1, 1, 2, 512)), np.zeros((1, 1, 2, 64))

@@ -25,7 +25,8 @@ def attend_paged(
     q            ``[total, Hq, D]``: the new tokens of all sequences; bfloat16, float16 or float32; e4m3 with K and V of
                  e4m3. D and Dv are multiples of 8 (of 16 with e4m3) from 16 to 576
     k_cache, v_cache  ``[pages, page_size, Hkv, D]`` and ``[.., Dv]`` of q's dtype, or of float8_e4m3fn with q of 16
-                 bits; any strides whose last is 1. Hq is a multiple of Hkv
+                 bits, or of uint8 with as many, two columns of 4 bits a byte, as of ``mha_decode_paged``; any strides
+                 whose last is 1. Hq is a multiple of Hkv
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
                  sequence's end are not read
     seq_lens     integers ``[B]``: keys of each sequence, the new ones among them; 0 is allowed

@@ -96,8 +96,8 @@ def plan(
         require(most <= max_keys, f"seq_lens has {most}", f"at most the max_keys beside it, {max_keys}")
     for name, number in (("q_heads", q_heads), ("kv_heads", kv_heads), ("head_dim", head_dim)):
         _positive(name, number)
-    if itemsize != FOUR_BITS:
-        _positive("itemsize", itemsize)
+    whole = is_integer(itemsize) and itemsize > 0
+    require(whole or itemsize == FOUR_BITS, f"itemsize is {shown(itemsize)}", "an integer above 0, or 0.5 of 4 bits")
     require(q_heads % kv_heads == 0, f"q_heads is {q_heads}", f"a multiple of kv_heads {kv_heads}")
     interval = window_interval(causal, window)
     sizes = head_dim, head_dim, itemsize, 1, max_keys
@@ -226,7 +226,11 @@ def walks_of_plan(
             [(one.BM, one.together, one.block, one.unit, one.fewest, one.most) for one in walks]
             for walks in ([one.config for one in given.walks], [one.schedule for one in own])
         ]
-        require(cuts[0] == cuts[1], "plan has units that follow from all lengths", "one with batch_invariant=True")
+        fixed = all(one.config.unit for one in given.walks)
+        what = "tiles or units of another machine or other sizes" if fixed else "units that follow from all lengths"
+        accepted = "one with batch_invariant=True"
+        accepted += f" and the call's head_dim and itemsize, made for {target.get('arch', 'its GPU')}" if fixed else ""
+        require(cuts[0] == cuts[1], f"plan has {what}", accepted)
         return WalkConfig(tuple(replace(a, schedule=b.config) for a, b in zip(own, given.walks, strict=True)))
     fixed = any(one.config.unit for one in given.walks)
     require(not fixed, "plan has units of a fixed size", "one without unit, batch_invariant")

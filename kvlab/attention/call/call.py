@@ -15,7 +15,14 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 
 from kvlab.attention.call.backends import check_arithmetic, function_at, rounded, run_kernel, run_on_numpy
-from kvlab.attention.call.checks import check_apart, check_traffic, finite_number, given, looks_at_values
+from kvlab.attention.call.checks import (
+    check_apart,
+    check_layout_of_scale,
+    check_traffic,
+    finite_number,
+    given,
+    looks_at_values,
+)
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.kinds import Kind, kind_of
 from kvlab.attention.call.operands import Operand, Sizes, check_declared, check_laid_out, check_result, result_dtype
@@ -220,7 +227,9 @@ class Call(Generic[R]):
         if plan is not None and plan.complete:
             return plan.features
         asked = {name: value for name, value in self.arguments.items() if name in FEATURES}
-        asked |= {name: kv_view(asked[name], self.kv_layout) for name in self.paged_scales if name in asked}
+        for name in self.paged_scales if self.kv_layout == "HND" else ():
+            check_layout_of_scale(name, asked.get(name), self.arguments.get(f"{name[0]}_cache"))
+            asked |= {name: kv_view(asked[name], "HND")} if name in asked else {}
         return self.resolved(q, k, v, asked, batch=batch, lengths=lengths)
 
     def resolved(self, q: Any, k: Any, v: Any, asked: dict[str, Any], *, batch: int, lengths: Any) -> Features:

@@ -195,3 +195,17 @@ def finite_number(value: Any, name: str, accepted: str, *, lowest: float = -FLOA
 def check_traffic(traffic: Any) -> None:
     """ValueError for a traffic that counts nothing."""
     require(isinstance(traffic, Traffic | None), f"traffic is {shown(traffic)}", "a kvlab.staging.Traffic or None")
+
+
+def check_layout_of_scale(name: str, scale: Any, cache: Any) -> None:
+    """ValueError for a scale of tokens or blocks whose axes are not those of pages as "HND", ``cache``.
+
+    >>> check_layout_of_scale("k_scale", np.ones((4, 16, 2), np.float32), np.ones((4, 2, 16, 64)))
+    Traceback (most recent call last):
+        ...
+    ValueError: k_scale has shape (4, 16, 2): must be (4, 2, 16), ..., as kv_layout 'HND' has k_cache
+    """
+    if min(getattr(scale, "ndim", 0), getattr(cache, "ndim", 0)) > 2:
+        shape, pages = tuple(map(int, scale.shape)), tuple(map(int, cache.shape[:3]))
+        accepted = f"{shown(pages)}, ..., as kv_layout 'HND' has {name[0]}_cache"
+        require(shape[:3] == pages, f"{name} has shape {shape}", accepted)

@@ -143,7 +143,7 @@ def check_heads(q: Any, kv: dict[str, Any], *, four_bits: bool = False) -> None:
 
     q is bfloat16, float16 or float32 and K and V the same, or q is bfloat16, float16 or e4m3 and K and V are e4m3, or
     with ``four_bits`` q is bfloat16 or float16 and K and V are uint8, two columns a byte. D and Dv are multiples of 8
-    from 16 to 576 (of 16 with e4m3, of 32 with uint8).
+    from 16 to 576 (of 16 with e4m3; of 32 with uint8, from 32).
     """
     (k_name, k), (v_name, v) = kv.items()
     _, of_k = check_dtypes(q, k_name, k, four_bits=four_bits)
@@ -160,8 +160,9 @@ def check_heads(q: Any, kv: dict[str, Any], *, four_bits: bool = False) -> None:
     fits = kv_heads > 0 and q_heads > 0 and q_heads % kv_heads == 0
     require(fits, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of {k_name}")
     for what, depth in (("head dimension", D), (f"head dimension of {v_name}", columns_of(v))):
-        good = 16 <= depth <= MAX_DEPTH and depth % unit == 0
-        require(good, f"{what} {depth}", f"a multiple of {unit} from 16 to {MAX_DEPTH}")
+        least = max(16, unit)
+        good = least <= depth <= MAX_DEPTH and depth % unit == 0
+        require(good, f"{what} {depth}", f"a multiple of {unit} from {least} to {MAX_DEPTH}")
 
 
 def result_dtype(q: Any) -> np.dtype[Any]:

@@ -408,3 +408,7 @@ def test_batch_invariant_with_a_plan() -> None:
     other = plan(x.seq_lens, (x.cu_q, len(x.q)), **sizes)
     with pytest.raises(ValueError, match="plan has units that follow from all lengths"):
         attend_paged(*arrays, batch_invariant=True, plan=other)
+    halves, sizes = [a.astype(np.float16) for a in arrays[:3]], sizes | {"itemsize": 2, "batch_invariant": True}
+    other = plan(x.seq_lens, (x.cu_q, len(x.q)), **sizes)  # for an H100
+    with pytest.raises(ValueError, match=r"plan has tiles or units of another machine .* made for sm_80"):
+        attend_paged(*halves, *arrays[3:], batch_invariant=True, plan=other, arch="sm_80")

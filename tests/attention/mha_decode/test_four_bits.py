@@ -165,7 +165,7 @@ def test_bad_input() -> None:
         "k_block_scale has dtype float32: must be float8_e4m3fn": {"k_block_scale": scale.astype(np.float32)},
         "v_block_scale is None: must be given with that of the other": {"v_block_scale": None},
         r"v_block_scale has strides .*: must be contiguous": {"v_block_scale": np.repeat(scale, 2, -1)[..., ::2]},
-        "head dimension of v_cache 120: must be a multiple of 32": {
+        "head dimension of v_cache 120: must be a multiple of 32 from 32": {
             "v_cache": v[..., :60], "v_block_scale": scale[..., :7]
         },
         "k_cache has head dimension 126: must be that of q, 128": {"k_cache": k[..., :63]},
@@ -174,6 +174,9 @@ def test_bad_input() -> None:
             "k_cache": np.zeros((*k.shape[:-1], 128), bfloat16), "v_cache": np.zeros((*v.shape[:-1], 128), bfloat16)
         },
         "K and V of 4 bits|uint8": {"backend": "hopper"},
+        r"k_block_scale has shape \(11, 16, 2, 8\): must be \(11, 2, 16\), ..., as kv_layout 'HND' has k_cache": {
+            "k_cache": k.swapaxes(1, 2), "v_cache": v.swapaxes(1, 2), "kv_layout": "HND"
+        },
         "k_cache of uint8 has strides .*: must be rows at even bytes": {
             "k_cache": np.zeros((11, 16, 2, 65), np.uint8)[..., :64]
         },

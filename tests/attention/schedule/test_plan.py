@@ -162,6 +162,7 @@ def test_batch_invariant_units_have_2048_keys_and_a_sequence_at_most_64() -> Non
     ({"q_heads": 3}, "q_heads is 3: must be a multiple of kv_heads 2"),
     ({"kv_heads": 0}, "kv_heads is 0: must be an integer above 0"),
     ({"head_dim": True}, "head_dim is True"),
+    ({"itemsize": 0.25}, "itemsize is 0.25: must be an integer above 0, or 0.5 of 4 bits"),
     ({"programs": 0}, "programs is 0"),
     ({"unit": -3}, "unit is -3"),
     ({"window": 0}, "window is 0"),

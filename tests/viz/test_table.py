@@ -66,7 +66,8 @@ WITHOUT = {
         "GenericToLocalTileCopier GenericToSharedAsyncTileCopier GenericToSharedTileCopier LocalToGenericTileCopier "
         "LocalToSharedTileCopier SharedToGenericTileCopier SharedToLocalTileCopier SharedMemBarrier SharedTransfer "
         "AsyncBarrier PipelineState RegTileWriterLDS TiledMmaLoader TiledMmaOp TiledTensorCore KVMmaOp KVCacheIterator "
-        "PRegisterBuffer PStaging ColumnAction Arithmetic TensorMemory Operation Program Recorder Watch Canvas Question",
+        "PRegisterBuffer PStaging ColumnAction Arithmetic TensorMemory Operation Program Recorder Watch Canvas "
+        "Question",
     "a view of a cache or of an array, which is drawn itself":
         "KVCacheMHAOperand KVCacheScalesMHAOperand RaggedMHAOperand TileTensorMHAOperand PagedRowIndices UnsafePointer "
         "HostDeviceTileTensor RaggedTMA3DTile RaggedTensorMap RecordedCall Capture",

@@ -92,6 +92,7 @@ def draw_encoding(
     - of registers: which thread and register hold each element; ``thread`` (warp * lanes + lane) can be picked out
     - of shared memory: what lies where, in elements of ``element_bytes`` (2, or what the encoding says), over ``banks``
       of 4 bytes (32, or 64 on gfx950); places that no element has (padding) are hatched
+    - of tensor memory: the matrix of its basis vectors, as ``draw_linear_layout(bits=True)``
 
     Raises ValueError where the encoding does not fit the shape, and for a thread that it does not have.
 
@@ -106,6 +107,8 @@ def draw_encoding(
     shape = encoding.pattern_shape() if shape is None else tuple(shape)
     version = {} if triton_version is None else {"triton_version": triton_version}
     layout = encoding.to_linear_layout(shape, **version)
+    if "row" in layout.in_dims:
+        return _bit_matrix(layout, title, caption)
     if hasattr(encoding, "offsets"):
         size = element_bytes or getattr(encoding, "element_bitwidth", 16) // 8
         if hasattr(encoding, "interval_padding_pairs") or getattr(encoding, "fp4_padded", False):

@@ -3,6 +3,7 @@ name the versions and how they were asked); test_triton_oracle.py asks the insta
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -23,6 +24,10 @@ from kvlab.layout.encodings import (
     SharedLinearLayout,
     SliceLayout,
     SwizzledSharedLayout,
+    TensorMemoryLayout,
+    TensorMemoryScalesLayout,
+    from_gluon,
+    sm120_scales_layout,
 )
 
 DATA = Path(__file__).parent.parent / "data"
@@ -189,3 +194,27 @@ WGMMA = NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
 def test_errors_say_what_is_accepted(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: TensorMemoryLayout((32, 64), 1), "block must be 64 or 128 rows"),
+    (lambda: TensorMemoryLayout((64, 48), 1), "block's columns: a power of two"),
+    (lambda: TensorMemoryLayout((64, 64), 3), "col_stride: a power of two"),
+    (lambda: TensorMemoryLayout((64, 64), 2, fp4_padded=True), "fp4_padded needs a col_stride of 1"),
+    (lambda: TensorMemoryLayout((128, 64), 1).to_linear_layout((64, 64)), "must have 128 rows or more"),
+    (lambda: TensorMemoryLayout((64, 64), 1, ((1, 0),), True).to_linear_layout((128, 1)), "must have 2 columns"),
+    (lambda: TensorMemoryScalesLayout().to_linear_layout((64,)), "must be of rank 2"),
+    (lambda: sm120_scales_layout(2, (64, 4), (2, 2)), "operand_index is 2"),
+    (lambda: sm120_scales_layout(0, (64,), (2, 2)), "must be two numbers each"),
+])  # fmt: skip
+def test_blackwell_s_own_are_refused_by_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_clusters_of_tensor_memory_of_older_releases_are_refused():
+    """Triton before 3.9 writes cta_split_num, which has the bases of one CTA alone."""
+    old = dataclasses.make_dataclass("TensorMemoryScalesLayout", ["cta_split_num"])
+    assert from_gluon(old(None)) == TensorMemoryScalesLayout()
+    with pytest.raises(ValueError, match="cta_split_num"):
+        from_gluon(old((2, 1)))

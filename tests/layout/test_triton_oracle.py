@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from kvlab.hardware.banks.triton_conflicts import bank_conflicts
 from kvlab.layout import LinearLayout
-from kvlab.layout.encodings import from_gluon, from_ttgir
+from kvlab.layout.encodings import from_gluon, from_ttgir, sm120_scales_layout, ttgir_aliases
 
 gluon = pytest.importorskip("triton.experimental.gluon.language")
 
@@ -481,3 +481,59 @@ def test_products_and_ways_are_those_of_triton_s_linear_layouts():
         ours = a.product(b) if how == "__mul__" else a.invert_and_compose(b, keep_equal=True)
         assert (ours.bases, [list(pair) for pair in ours.out_dims.items()]) == (bases, outs), (how, a, b)
         assert list(ours.bases) == list(bases)
+
+
+@pytest.mark.skipif(OLD, reason="Triton 3.6 has no linear layouts of tensor memory")
+def test_tensor_memory():
+    """Rows and columns by the compiler, of all forms of the block, and of the scales."""
+    from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, TensorMemoryScalesLayout
+
+    pair, wide = [[1, 0]], [[0, 1]]
+    cases = [(TensorMemoryLayout(*made), shape) for made, shape in (
+        (((64, 64), 1), (64, 64)), (((64, 64), 1), (128, 64)), (((64, 64), 1), (64, 256)), (((64, 32), 2), (256, 256)),
+        (((128, 64), 2), (128, 64)), (((128, 128), 1), (256, 512)), (((128, 128), 1), (128, 32)),
+        (((64, 64), 4), (64, 64)),
+    )]  # fmt: skip
+    scales = ((64, 4), (32, 4), (128, 16), (256, 8), (16, 2), (64, 1))
+    cases += [(TensorMemoryScalesLayout(), shape) for shape in scales]
+    if hasattr(TensorMemoryScalesLayout(), "cga_layout"):
+        cases += [(TensorMemoryLayout((64, 64), 1, pair, two_ctas=True), (128, 128)),
+                  (TensorMemoryLayout((128, 64), 1, pair, two_ctas=True), (256, 64)),
+                  (TensorMemoryLayout((128, 64), 1, wide), (128, 128)),
+                  (TensorMemoryLayout((128, 64), 1, fp4_padded=True), (128, 64)),
+                  (TensorMemoryScalesLayout(pair), (128, 8)), (TensorMemoryScalesLayout(wide), (128, 8))]  # fmt: skip
+
+    def question(layout, shape):
+        context, module, made = builder(GPUTarget("cuda", 100, 32), 1 << len(getattr(layout, "cga_layout", [])))
+        linear = made.to_linear_layout(layout._to_ir(made), list(shape))
+        del context, module
+        return [linear.rows, linear.cols]
+
+    for layout, shape in cases:
+        told = in_child(lambda layout=layout, shape=shape: question(layout, shape))
+        ours = from_gluon(layout).to_linear_layout(shape)
+        assert told, (layout, shape)
+        assert [ours.bases["row"], ours.bases["col"]] == told, (layout, shape)
+        assert ours.is_surjective
+
+
+def test_scales_of_sm120():
+    """The layouts to which the compiler brings the scales of a block-scaled product, four warps as 2 x 2."""
+    from triton import language as tl
+
+    @triton.jit
+    def scaled(a, b, a_scale, b_scale, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+        m, n, k, s = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K), tl.arange(0, K // 32)
+        x, y = tl.load(a + m[:, None] * K + k), tl.load(b + k[:, None] * N + n)
+        p, q = tl.load(a_scale + m[:, None] * (K // 32) + s), tl.load(b_scale + n[:, None] * (K // 32) + s)
+        tl.store(c + m[:, None] * N + n, tl.dot_scaled(x, p, "e4m3", y, q, "e4m3"))
+
+    names = dict.fromkeys(("a", "b"), "*fp8e4nv") | dict.fromkeys(("a_scale", "b_scale"), "*u8") | {"c": "*fp32"}
+    sizes = {"M": 128, "N": 64, "K": 128}
+    source = triton.compiler.ASTSource(scaled, names | dict.fromkeys(sizes, "constexpr"), sizes)
+    text = triton.compile(source, target=GPUTarget("cuda", 120, 32), options={"num_warps": 4}).asm["ttgir"]
+    found = ttgir_aliases(text)
+    (mma,) = [encoding for encoding in found.values() if hasattr(encoding, "instr_shape")]
+    linear = [one.to_linear_layout(one.shape) for one in found.values() if hasattr(one, "reg_bases")]
+    for index, shape in ((0, (128, 4)), (1, (64, 4))):
+        assert sm120_scales_layout(index, shape, mma.warps_per_cta) in linear

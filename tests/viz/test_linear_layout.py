@@ -9,8 +9,8 @@ import pytest
 
 from kvlab.hardware import get_atom
 from kvlab.layout import Layout, LinearLayout, Swizzle
-from kvlab.layout.encodings import BlockedLayout, SwizzledSharedLayout
-from kvlab.viz import draw, draw_linear_layout, draw_thread_values
+from kvlab.layout.encodings import BlockedLayout, SwizzledSharedLayout, TensorMemoryLayout
+from kvlab.viz import draw, draw_encoding, draw_linear_layout, draw_thread_values
 
 MMA = get_atom("mma.sync.m16n8k16.bf16")
 HELD = {
@@ -173,3 +173,9 @@ def test_the_matrix_over_bits_is_the_basis_vectors(layout: LinearLayout, sound, 
             digits = [bool(x >> at & 1) for x, size in zip(vector, sizes, strict=True) for at in range(size)]
             assert dark.pop(f"{name} {1 << bit}") == digits
     assert not dark
+
+
+def test_tensor_memory_is_drawn_as_its_matrix():
+    """The compiler's rows and columns (tests/layout/test_triton_oracle.py): a bit of each leads nowhere."""
+    title = draw_encoding(TensorMemoryLayout((64, 64), 2), (64, 64)).title
+    assert title == "row, col -> dim0, dim1: 12 of 14 bits choose the place, 2 hold a copy"

@@ -14,11 +14,30 @@ from kvlab.layout.encodings.nvmma_shared import NVMMASharedLayout
 from kvlab.layout.encodings.padded_shared import PaddedSharedLayout
 from kvlab.layout.encodings.shared import SharedEncoding, SharedLinearLayout
 from kvlab.layout.encodings.swizzled_shared import AMDRotatingSharedLayout, SwizzledSharedLayout
+from kvlab.layout.encodings.tensor_memory import TensorMemoryLayout, TensorMemoryScalesLayout, sm120_scales_layout
 from kvlab.layout.encodings.ttgir import from_ttgir, ttgir_aliases
 
 __all__ = [
-    "NEWEST", "AMDMFMALayout", "AMDRotatingSharedLayout", "AMDWMMALayout", "BlockedLayout", "DistributedLinearLayout",
-    "DotOperandLayout", "Encoding", "NVMMADistributedLayout", "NVMMASharedLayout", "PaddedSharedLayout",
-    "SharedEncoding", "SharedLinearLayout", "SliceLayout", "SwizzledSharedLayout", "from_fields", "from_gluon",
-    "from_ttgir", "ttgir_aliases",
+    "NEWEST",
+    "AMDMFMALayout",
+    "AMDRotatingSharedLayout",
+    "AMDWMMALayout",
+    "BlockedLayout",
+    "DistributedLinearLayout",
+    "DotOperandLayout",
+    "Encoding",
+    "NVMMADistributedLayout",
+    "NVMMASharedLayout",
+    "PaddedSharedLayout",
+    "SharedEncoding",
+    "SharedLinearLayout",
+    "SliceLayout",
+    "SwizzledSharedLayout",
+    "TensorMemoryLayout",
+    "TensorMemoryScalesLayout",
+    "from_fields",
+    "from_gluon",
+    "from_ttgir",
+    "sm120_scales_layout",
+    "ttgir_aliases",
 ]

@@ -16,6 +16,7 @@ from kvlab.layout.encodings.nvmma_shared import NVMMASharedLayout
 from kvlab.layout.encodings.padded_shared import PaddedSharedLayout
 from kvlab.layout.encodings.shared import SharedLinearLayout
 from kvlab.layout.encodings.swizzled_shared import AMDRotatingSharedLayout, SwizzledSharedLayout
+from kvlab.layout.encodings.tensor_memory import TensorMemoryLayout, TensorMemoryScalesLayout
 
 CLASSES: dict[str, type[Encoding]] = {
     cls.__name__: cls
@@ -32,6 +33,8 @@ CLASSES: dict[str, type[Encoding]] = {
         SharedLinearLayout,
         SliceLayout,
         SwizzledSharedLayout,
+        TensorMemoryLayout,
+        TensorMemoryScalesLayout,
     )
 }
 
@@ -64,6 +67,8 @@ def from_gluon(layout: Any) -> Encoding:
     if not dataclasses.is_dataclass(layout):
         raise ValueError(f"{layout!r} is not a layout of Gluon")
     fields = {field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
+    if fields.get("cta_split_num", 0) is None:  # before Triton 3.9 for one CTA; of several the bases are not told
+        del fields["cta_split_num"]
     if "parent" in fields:
         fields["parent"] = from_gluon(fields["parent"])
     return from_fields({"class": type(layout).__name__, **fields})

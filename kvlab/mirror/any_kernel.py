@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import is_integer, require, shown
 from kvlab.mirror.lockstep_result import Lockstep
-from kvlab.mirror.lockstep_run import Tolerances, _Comparer, _program_list
+from kvlab.mirror.lockstep_run import Tolerances, _check_tolerance, _Comparer, _program_list
 from kvlab.mirror.memory_accesses import MemoryRecord
 from kvlab.mirror.patterns import Pattern, differing, held_by, pattern_of
 from kvlab.mirror.proposed import Proposal, called_by_both, propose
@@ -113,7 +114,18 @@ def lockstep_kernel(
     function, found = _unwrapped(kernel, dict(args))
     wanted = _program_list(programs)
     sizes = tuple(grid(found)) if callable(grid) else tuple(grid) if isinstance(grid, Sequence) else (grid,)
+    some = 1 <= len(sizes) <= 3 and all(is_integer(n) and n > 0 for n in sizes)
+    require(some, f"grid is {shown(grid if callable(grid) else sizes)}", "one to three integers above 0")
     size = math.prod(sizes)
+    most = max(wanted or [0])
+    require(most < size, f"programs has {most}", f"below the {size} programs of the grid")
+    _check_tolerance(tolerance)
+    named_ones = isinstance(unwritten, Collection) and not isinstance(unwritten, str)
+    require(named_ones, f"unwritten is {shown(unwritten)}", "names of arrays in a list or tuple")
+    if target is not None:
+        from kvlab.triton_support.compile import TARGETS
+
+        require(target in tuple(TARGETS), f"target is {shown(target)}", f"None or one of {', '.join(TARGETS)}")
     path, _ = (_source(name, fn) for name, fn in (("kernel", function), ("twin", twin)))
     pairs, skipped = called_by_both(function, twin)
     proposals: dict[str, Proposal] = {}
@@ -228,7 +240,7 @@ def _run_twin(
         calls[one, now] += 1
 
         def record(step: int, iteration: tuple[int, ...], variables: dict[str, Any]) -> None:
-            for output in plans[one].outputs[step]:
+            for output in plans[one].outputs[step] if now < 0 or wanted is None or now in wanted else ():
                 for name, value in members(output, variables):
                     found[one, number, step, iteration, name][now] = copy.copy(value)
 
@@ -239,9 +251,8 @@ def _run_twin(
             twin(**given)
         else:
             for now in range(math.prod(grid)):
-                if wanted is None or now in wanted:
-                    place = np.unravel_index(now, grid[::-1])[::-1]  # the first axis of a grid is fastest
-                    twin(**given, **{pid: now if len(grid) == 1 else tuple(int(n) for n in place)})
+                place = np.unravel_index(now, grid[::-1])[::-1]  # the first axis of a grid is fastest
+                twin(**given, **{pid: now if len(grid) == 1 else tuple(int(n) for n in place)})
     arrays = {name: value for name, value in case.items() if isinstance(value, np.ndarray)}
     return found, arrays
 

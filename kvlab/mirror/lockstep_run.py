@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import importlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import is_integer, require, shown
 from kvlab.mirror.comparison import Tolerance, apart
 from kvlab.mirror.lockstep_result import Lockstep, Row
 from kvlab.mirror.report import MirrorError, compare
@@ -46,6 +47,7 @@ def lockstep(
 
     Raises :class:`kvlab.mirror.MirrorError` if the twins do not mirror each other statically, ``ValueError`` for an
     unknown twin or program, and whatever either side raises."""
+    _check_tolerance(tolerance)
     operation = Operation.load(op)
     chosen = operation.pick(twin)
     if twin is None:
@@ -95,10 +97,20 @@ def lockstep_pair(
 def _program_list(programs: int | Sequence[int] | None) -> list[int] | None:
     if programs is None:
         return None
-    wanted = sorted({int(p) for p in ([programs] if isinstance(programs, int) else programs)})
-    if not wanted or wanted[0] < 0:
+    given = list(programs) if isinstance(programs, Iterable) else [programs]
+    if not given or not all(is_integer(one) and one >= 0 for one in given):
         raise ValueError(f"programs={programs!r}: give program indices >= 0, or None for all")
-    return wanted
+    return sorted({int(one) for one in given})
+
+
+def _check_tolerance(tolerance: Any) -> None:
+    """ValueError for a tolerance that is none: what compares with nothing would pass."""
+    pairs = list(tolerance.values()) if isinstance(tolerance, dict) else [] if tolerance is None else [(tolerance, "")]
+    for pair in pairs:
+        whole = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[1], str)
+        number = pair[0] if whole else None
+        fits = isinstance(number, int | float | np.number) and number is not True and number >= 0
+        require(fits, f"tolerance is {shown(tolerance)}", "a number of at least 0, or {output: (number, reason)}")
 
 
 def _check_programs(recorded: Recorded, wanted: list[int] | None) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvlab.common.checks import is_integer, require, shown
 from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
 from kvlab.xray.accesses import accesses, argument_values, joined
 from kvlab.xray.edges import allocations, edges
@@ -49,8 +50,10 @@ def xray(
     if isinstance(kernel, Compiled):
         made, fn = kernel, None
     else:
-        if target not in TARGETS:
+        if target not in tuple(TARGETS):
             raise ValueError(f"target is {target!r}: must be one of {', '.join(TARGETS)}")
+        warps = is_integer(num_warps) and num_warps in (1, 2, 4, 8, 16, 32)
+        require(num_warps is None or warps, f"num_warps is {shown(num_warps)}", "a power of two from 1 to 32")
         fn = kernel
         while not hasattr(fn, "arg_names") or not hasattr(fn, "params"):
             if not hasattr(fn, "fn"):
@@ -97,6 +100,8 @@ def _wanted(fn: Any, given: Mapping[str, Any] | Sequence[Any] | None) -> tuple[d
     if given is None:
         given = {}
     if not isinstance(given, Mapping):
+        listed = isinstance(given, Sequence) and not isinstance(given, str) and len(given) <= len(names)
+        require(listed, f"signature_or_args is {shown(given)}", f"a mapping, or a list of at most {names}")
         given = dict(zip(names, given, strict=False))
     values = dict(given)
     for parameter in fn.params:
@@ -113,11 +118,24 @@ def _wanted(fn: Any, given: Mapping[str, Any] | Sequence[Any] | None) -> tuple[d
     wanted = signature_of(fn, **examples)
     for name, kind in kinds.items():
         base, _, multiple = kind.partition(":") if not kind.startswith("tensordesc") else (kind, "", "")
+        fits = _is_type(base) and multiple in ("", "1", "16")
+        require(fits, f"{name} is {kind!r}", "a type as '*fp16', 'i32' or 'i32:16'")
         wanted["signature"][name] = base
         if multiple == "16" or (base.startswith("*") and multiple != "1"):
             wanted["divisible"].append(name)
     numbers = {name: value for name, value in examples.items() if type(value) is int and name not in constexprs}
     return wanted, numbers
+
+
+def _is_type(kind: str) -> bool:
+    """Tells whether Triton knows a type by this name."""
+    import triton.language as tl
+
+    try:
+        tl.str_to_ty(kind, None)
+    except (KeyError, ValueError, IndexError):
+        return False
+    return True
 
 
 def _values(

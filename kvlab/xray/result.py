@@ -123,8 +123,9 @@ class XRay(Shown):
         """
         options = self.remake.keywords if isinstance(self.remake, functools.partial) else {}
         warps, stages = options.get("num_warps", 4), options.get("num_stages", 3)
+        more = [{"num_warps": n * warps} for n in (2, 4) if n * warps <= 32]
         wanted: dict[str, list[dict[str, Any]]] = {
-            "spill": [*[{"maxnreg": None}] * ("maxnreg" in options), *({"num_warps": n * warps} for n in (2, 4))],
+            "spill": [*[{"maxnreg": None}] * ("maxnreg" in options), *more],
             "low-occupancy": [{"num_stages": n} for n in range(stages - 1, 0, -1)][:3],
             "too-much-shared": [{"num_stages": n} for n in range(stages - 1, 0, -1)][:3],
             "not-pipelined": [{"num_stages": 3}],

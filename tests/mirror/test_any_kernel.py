@@ -173,6 +173,7 @@ def test_memory_is_told_line_by_line() -> None:
     from kvlab.mirror import lockstep_kernel
 
     arguments, grid = CALLS["transpose"]
+    assert lockstep_kernel(tutorial_kernels.transpose, tutorial_twins.transpose, arguments, grid, programs=1).ok
     found = lockstep_kernel(tutorial_kernels.transpose, tutorial_twins.transpose, arguments, grid)
     read, write = found.memory.lines
     assert (read.operation, read.argument, read.times, read.elements) == ("load", "x_ptr", 2, 512)
@@ -234,6 +235,17 @@ def test_errors_name_the_argument() -> None:
 
     from kvlab.mirror import lockstep_kernel
 
+    for words, how in {
+        r"grid is \(0,\): must be one to three integers above 0": {"grid": (0,)},
+        "grid is .*: must be one to three": {"grid": lambda args: (1.5,)},
+        "programs has 2: must be below the 2 programs": {"grid": 2, "programs": [0, 2]},
+        "tolerance is nan: must be a number of at least 0": {"tolerance": float("nan")},
+        "tolerance is {'x': 1}: must be a number": {"tolerance": {"x": 1}},
+        "unwritten is 'x_ptr': must be names of arrays in a list": {"unwritten": "x_ptr"},
+        "target is 'sm_7': must be None or one of sm_80": {"target": "sm_7"},
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            lockstep_kernel(tutorial_kernels.scan, tutorial_twins.scan, CALLS["scan"][0], **how)
     with pytest.raises(ValueError, match="kernel is 3: must be"):
         lockstep_kernel(3, tutorial_twins.scan, {})
     with pytest.raises(ValueError, match=r"args are \['x_ptr'\]: must have \['out_ptr', 'BLOCK'\]"):

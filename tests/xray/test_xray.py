@@ -292,6 +292,12 @@ def test_errors_name_the_argument() -> None:
         xray(kernel, {**{k: v for k, v in arguments.items() if k != "n"}, "m": "i32"})
     with pytest.raises(ValueError, match="kernel is 3: must be"):
         xray(3)
+    with pytest.raises(ValueError, match="n is 'int': must be a type"):
+        xray(kernel, {**arguments, "n": "int"})
+    with pytest.raises(ValueError, match=r"signature_or_args is .* must be a mapping, or a list of at most"):
+        xray(kernel, [*arguments.values(), 5, 5, 5, 5])
+    with pytest.raises(ValueError, match="num_warps is 3: must be a power of two"):
+        xray(kernel, arguments, num_warps=3)
 
 
 @pytest.mark.timing

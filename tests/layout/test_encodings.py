@@ -218,3 +218,12 @@ def test_clusters_of_tensor_memory_of_older_releases_are_refused():
     assert from_gluon(old(None)) == TensorMemoryScalesLayout()
     with pytest.raises(ValueError, match="cta_split_num"):
         from_gluon(old((2, 1)))
+
+
+def test_tensor_memory_is_read_from_ttgir():
+    """As Triton 3.6.0, 3.7.1 and 3.9.0 print it for a block-scaled product on sm_100."""
+    text = "#ttng.tensor_memory_encoding<blockM = 128, blockN = 64, colStride = 1>"
+    assert encodings.from_ttgir(text) == TensorMemoryLayout((128, 64), 1)
+    assert encodings.from_ttgir("#ttng.tensor_memory_scales_encoding<>") == TensorMemoryScalesLayout()
+    with pytest.raises(ValueError, match="CTASplitM"):
+        encodings.from_ttgir("#ttng.tensor_memory_scales_encoding<CTASplitM = 2>")

@@ -23,10 +23,13 @@ CLASSES = {
     "shared_linear": "SharedLinearLayout",
     "slice": "SliceLayout",
     "swizzled_shared": "SwizzledSharedLayout",
+    "tensor_memory_encoding": "TensorMemoryLayout",
+    "tensor_memory_scales_encoding": "TensorMemoryScalesLayout",
 }
 RENAMED = {
     "CGALayout": "cga_layout",
     "block": "block_bases",
+    "colStride": "col_stride",
     "elementBitWidth": "element_bitwidth",
     "fp4Padded": "fp4_padded",
     "instrShape": "instr_shape",
@@ -42,11 +45,12 @@ RENAMED = {
     "swizzlingByteWidth": "swizzle_byte_width",
     "threadsPerWarp": "threads_per_warp",
     "tilesPerWarp": "tiles_per_warp",
+    "twoCTAs": "two_ctas",
     "warp": "warp_bases",
     "warpsPerCTA": "warps_per_cta",
 }
 """What Gluon's classes call the fields that the compiler prints."""
-_INNERMOST = re.compile(r"#ttg\.(\w+)<([^<>]*)>")
+_INNERMOST = re.compile(r"#ttn?g\.(\w+)<([^<>]*)>")
 _FIELD = re.compile(r"(\w+) = (\[[^={}]*\]|[^,{}\[\]]+)")
 _ALIAS = re.compile(r"^#(\w+) = (#ttg\.(\w+)<.*>)$", re.M)
 
@@ -55,7 +59,7 @@ def from_ttgir(text: str, aliases: Mapping[str, Encoding] | None = None) -> Enco
     """The encoding that the compiler prints as ``text``: ``#ttg.swizzled_shared<...>``, or a name such as ``#shared``.
 
     text      one encoding, others as parents inside; of blocked, linear, MMA, MFMA, operand, slice, swizzled, rotating,
-              NVMMA, padded and linear shared layouts of Triton 3.6.0 to 3.9.0
+              NVMMA, padded and linear shared layouts of Triton 3.6.0 to 3.9.0, and of tensor memory (``#ttng.``)
     aliases   what the names in ``text`` stand for, as :func:`ttgir_aliases` gives them
 
     ValueError for another encoding, and for a name that ``aliases`` does not have.
@@ -64,6 +68,8 @@ def from_ttgir(text: str, aliases: Mapping[str, Encoding] | None = None) -> Enco
     SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=(1, 0), cga_layout=())
     >>> from_ttgir("#ttg.padded_shared<[4:+2] {order = [1, 0], shape = [2, 4]}>").offsets((2, 4)).tolist()
     [[0, 1, 2, 3], [6, 7, 8, 9]]
+    >>> from_ttgir("#ttng.tensor_memory_encoding<blockM = 128, blockN = 64, colStride = 1>").block
+    (128, 64)
     >>> from_ttgir("#ttg.dot_op<{opIdx = 1, parent = #mma, kWidth = 2}>")
     Traceback (most recent call last):
         ...
@@ -105,6 +111,8 @@ def _encoding(kind: str, body: str, known: Mapping[str, Encoding]) -> Encoding:
     fields: dict[str, Any] = {RENAMED.get(name, name): _value(value, known) for name, value in _FIELD.findall(body)}
     if kind == "nvidia_mma":
         fields["version"] = [fields.pop("versionMajor"), fields.pop("versionMinor")]
+    elif kind == "tensor_memory_encoding":
+        fields["block"] = [fields.pop("blockM"), fields.pop("blockN")]
     elif kind == "dot_op":
         fields.setdefault("k_width", 0)
     elif kind == "linear":

@@ -111,6 +111,9 @@ def test_layouts_after_swizzles_and_swizzles_after_swizzles():
     for a, b, printed in DATA["compositions"]:
         a, b, expected = Layout(a), from_cute(b, "f16"), from_cute(printed, "f16")
         assert kl.compose(a, b) == expected
+    turn, part = Layout("(64,8):(8,1)"), ComposedLayout(Layout("(2,64):(64,1)"), Swizzle(3, 3, 3, "f16"), 128)
+    assert kl.compose(turn, part).offset == 2
+    np.testing.assert_array_equal(kl.compose(turn, part).offsets(), turn(part.offsets()))
     for a, b, printed in DATA["swizzles"]:
         assert kl.compose(from_cute(a, "f16"), from_cute(b, "f16")) == from_cute(printed, "f16")
     x, tile = np.arange(1 << 12), Layout("(16,8):(8,1)")
@@ -171,6 +174,7 @@ def test_coordinates_go_back_too():
     (lambda: kl.compose(Layout("(8,8,2):(8,1,8)"), Swizzle(1, 0, 3, "f16")), "offsets carry out of the bits"),
     (lambda: kl.compose(Swizzle(2, 0, 3, "f16"), Swizzle(2, 0, 4, "f16")), "must have one shift"),
     (lambda: kl.compose(Swizzle(1, 0, 4, "f16"), Swizzle(1, 2, 4, "f16")), "bits that are one run"),
+    (lambda: kl.compose(Swizzle(1, 3, 1, "f16"), Swizzle(1, 4, 1, "f16")), "not an involution"),
     (lambda: kl.logical_product(CoordinateLayout.identity(4), 2), "must be a Layout or a ComposedLayout"),
     (lambda: CoordinateLayout((4, 2), (E(1), E(1, 0))), "dimension 1 is divided, and has steps of its own"),
     (lambda: CoordinateLayout((4, 2), (E(0), 3)), "stride is 3: must be E"),

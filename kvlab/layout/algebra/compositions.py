@@ -98,7 +98,7 @@ def _one_swizzle(a: Swizzle, b: Swizzle) -> Swizzle:
         return a if a.bits else b
     reads = a.yyy_mask ^ b.yyy_mask  # what both read is moved twice, so not at all
     low, bits = (reads & -reads).bit_length() - 1, reads.bit_count()
-    if a.shift == b.shift and not a.yyy_mask & b.zzz_mask and reads == ((1 << bits) - 1) << max(low, 0):
+    if a.shift == b.shift and reads == ((1 << bits) - 1) << max(low, 0):
         return Swizzle(bits, low - max(a.shift, 0), a.shift, a.unit) if bits else Swizzle.identity(a.unit)
     raise ValueError(f"composition of {a} with {b}: must have one shift, and bits that are one run, to be one swizzle")
 

@@ -10,7 +10,7 @@ import numpy as np
 from kvlab.common.drawn import Drawn
 
 from .field import AXES, REPLICA, Field
-from .format import Format
+from .format import Format, check_formats
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -60,6 +60,7 @@ def agree(writer: Format, reader: Format) -> Agreement:
     >>> agree(Format.parse("slot:8 dim/2:4 dim:2 k.s4"), Format.parse("slot:8 dim/2:4 -dim:2 k.s4"))
     Agreement(k of slot 0, dim 0: written to the low half of byte 0, read from the high half of byte 0)
     """
+    check_formats(writer=writer, reader=reader)
     ours, theirs = ({one.name: one for one in made.fields} for made in (writer, reader))
     for name in [*ours, *theirs]:
         if (name in ours) != (name in theirs):

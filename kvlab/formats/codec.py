@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.common.arrays import in_cpu_memory, to_numpy
-from kvlab.common.checks import require
+from kvlab.common.checks import count, require
 from kvlab.common.torch_here import is_torch
 
 from .field import REPLICA, Field
@@ -41,6 +41,7 @@ def joined(halves: Bytes) -> Bytes:
 
 def pack(fields: Sequence[Field], nbytes: int, codes: Mapping[str, npt.ArrayLike], fill: int) -> Bytes:
     """The bytes of the codes of all fields."""
+    require(0 <= count("fill", fill) < 256, f"fill is {fill}", "a byte, 0 to 255")
     out = np.full(nbytes, fill, np.uint8)
     for small in (False, True):
         mine = [field for field in fields if (field.type.bits < 8) == small]
@@ -51,6 +52,10 @@ def pack(fields: Sequence[Field], nbytes: int, codes: Mapping[str, npt.ArrayLike
             require(field.name in codes, f"codes have no {field.name}", f"of {', '.join(f.name for f in fields)}")
             code = np.asarray(codes[field.name])
             require(code.shape == field.shape, f"codes of {field.name} have shape {code.shape}", str(field.shape))
+            require(code.dtype.kind in "iu", f"codes of {field.name} have dtype {code.dtype}", "unsigned integers")
+            least, most = int(code.min()), int(code.max())
+            fits = least >= 0 and most >> field.type.bits == 0
+            require(fits, f"codes of {field.name} have {least if least < 0 else most}", f"of {field.type.bits} bits")
             wide = code.astype(f"<u{max(field.type.bits // 8, 1)}")[..., None].view(np.uint8)
             window = field.window(target, unit)
             window[...] = wide.reshape(window.shape[len(field.of(REPLICA)) :])

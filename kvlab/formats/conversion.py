@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from kvlab.common.arrays import on_gpu, overlaps, to_numpy, to_torch
-from kvlab.common.checks import Int64, count, require, shown
+from kvlab.common.checks import Int64, count, require
 from kvlab.common.torch_here import is_torch
 
 from .copies import Copies, StridedCopy, spans
 from .field import AXES, REPLICA, Field
-from .format import Format
+from .format import Format, check_formats
 
 
 class Conversion:
@@ -140,8 +140,7 @@ def convert(source: Format, target: Format) -> Conversion:
     >>> convert(Format.parse("page:2 kv:2 slot:8 dim:64 kv.bf16"), Format.parse("page:4 kv:2 slot:4 dim:64 kv.bf16"))
     Conversion(7 copies, 4096 bytes, 2048 of them move)
     """
-    for end, made in (("source", source), ("target", target)):
-        require(isinstance(made, Format), f"{end} is {shown(made)}", "a Format, as Format.parse makes of its text")
+    check_formats(source=source, target=target)
     ours, theirs = ({one.name: one for one in made.fields} for made in (source, target))
     for name in [*ours, *theirs]:
         side = "target" if name in ours else "source"

@@ -275,3 +275,9 @@ def _tensor_scale(value: Any) -> float:
         held = np.float32(number)
     require(0 < held < np.inf, f"tensor_scale is {shown(value)}", "a number above 0, finite in float32")
     return number
+
+
+def check_formats(**named: Any) -> None:
+    """ValueError, naming the argument, for what is no format."""
+    for name, made in named.items():
+        require(isinstance(made, Format), f"{name} is {shown(made)}", "a Format, as Format.parse makes of its text")

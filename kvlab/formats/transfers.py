@@ -16,7 +16,7 @@ from .codec import Bytes
 from .conversion import check_same
 from .copies import Copies, copies_of
 from .field import REPLICA, Field
-from .format import Format
+from .format import Format, check_formats
 
 Heads = tuple[tuple[int, ...], ...]
 
@@ -205,6 +205,7 @@ def transfer(
     >>> {pair: len(copies) for pair, copies in plan.pairs.items()}, plan.pairs[0, 0].nbytes == 64 * 656
     ({(0, 0): 4, (0, 1): 4, (1, 2): 4, (1, 3): 4}, True)
     """
+    check_formats(source=source, target=target)
     require(isinstance(degrees, tuple) and len(degrees) == 2, f"degrees is {shown(degrees)}", "a pair: source, target")
     total = source.sizes.get("head", 1)
     require(target.sizes.get("head", 1) == total, f"target has {target.sizes.get('head', 1)} heads", f"{total}")

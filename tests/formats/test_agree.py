@@ -302,6 +302,8 @@ def test_bad_buffers_are_refused_before_anything_is_written() -> None:
     assert owned == bytearray(before)
     with pytest.raises(ValueError, match=r"target is 'page:2 k\.bf16': must be a Format"):
         convert(plan.source, "page:2 k.bf16")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="reader is None: must be a Format"):
+        agree(plan.source, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=rf"buffer has 7 bytes: must be {x.size}"):
         plan.apply(x[:7], out=np.zeros(x.size, np.uint8))
     for bad in (x[:-1], x.astype(np.int16), list(x)):

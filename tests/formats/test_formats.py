@@ -263,6 +263,18 @@ def test_a_tensor_scale_is_a_number(scale: Any) -> None:
         found.encode(x + 1j, x)
 
 
+@pytest.mark.parametrize("codes, words", [
+    ([1, 2, 3, 16], "codes of k have 16: must be of 4 bits"), ([1, 2, 3, -1], "codes of k have -1: must be of 4 bits"),
+    ([1, 2, 3, 1.5], "codes of k have dtype float64: must be unsigned integers"),
+])
+def test_codes_that_do_not_fit_are_refused(codes: Any, words: str) -> None:
+    """They would go into the neighbour's half of a byte."""
+    with pytest.raises(ValueError, match=words):
+        Format.parse("dim:4 k.u4").pack({"k": codes})
+    with pytest.raises(ValueError, match="fill is 300: must be a byte"):
+        Format.parse("dim:4 k.u4").encode(np.zeros(4), fill=300)
+
+
 def test_values_of_another_shape_are_refused() -> None:
     found = known_format("mla.656", layers=1, pages=1, page_size=2)
     latent, rope = np.zeros((1, 1, 2, 512)), np.zeros((1, 1, 2, 64))

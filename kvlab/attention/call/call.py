@@ -33,7 +33,7 @@ from kvlab.attention.features.masks import resolve_mask
 from kvlab.attention.features.options import NAMES
 from kvlab.attention.features.positions import check_far, check_positions, positions_of_rows, positions_of_sequences
 from kvlab.attention.features.resolve import Features, in_base, kv_view, resolve_features
-from kvlab.attention.features.scales import columns_of
+from kvlab.attention.features.scales import columns_of, is_scaled
 from kvlab.common.arrays import drop_axis
 from kvlab.common.torch_here import is_torch
 from kvlab.hardware import chip
@@ -228,7 +228,8 @@ class Call(Generic[R]):
             return plan.features
         asked = {name: value for name, value in self.arguments.items() if name in FEATURES}
         for name in self.paged_scales if self.kv_layout == "HND" else ():
-            check_layout_of_scale(name, asked.get(name), self.arguments.get(f"{name[0]}_cache"))
+            if is_scaled(k):
+                check_layout_of_scale(name, asked.get(name), self.arguments.get(f"{name[0]}_cache"))
             asked |= {name: kv_view(asked[name], "HND")} if name in asked else {}
         return self.resolved(q, k, v, asked, batch=batch, lengths=lengths)
 

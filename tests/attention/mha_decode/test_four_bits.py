@@ -183,6 +183,9 @@ def test_bad_input() -> None:
     }.items():
         with pytest.raises(ValueError, match=words):
             changed(arrays, options, **more)
+    plain = [np.ones((*cache.shape[:-1], 128), bfloat16).swapaxes(1, 2) for cache in (k, v)]
+    ignored = mha_decode_paged(q, *plain, *arrays[3:], kv_layout="HND", k_scale=np.ones((11, 16, 2), np.float32))
+    assert (ignored == mha_decode_paged(q, *plain, *arrays[3:], kv_layout="HND")).all()
     with pytest.raises(ValueError, match="k_cache has dtype uint8"):
         mha_decode_streaming_paged(*arrays)
     with pytest.raises(ValueError, match=r"k_block_scale: torch \(meta\), k: torch \(cpu\)"):

@@ -27,6 +27,9 @@ row.at(540)                                # what lies there, in words
 row.draw(row=True)
 ```
 
+Two formats of 4 bits, [kvlab.nvfp4](#nvfp4-rows) and [kvlab.int4](#int4-rows), are written by `kv_store_paged` and read
+by `mha_decode_paged` and `attend_paged`: values and scales are stored to the bit as `encode` gives them.
+
 `agree(writer, reader)` proves from the strides that two formats put every element at the same place, or names the first
 that differs. `convert(a, b)` plans the byte copies between them, to pages of another size too; it refuses where bytes
 would be lost. `identify` finds the formats that read `markers` out of the raw bytes after an engine has stored them.

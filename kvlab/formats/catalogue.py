@@ -233,13 +233,13 @@ CATALOGUE: dict[str, Known] = {
         "nvfp4-rows", f"layer:{{L}} ({_NHD} k.e2m1, {_NHD} v.e2m1, page:{{P}} slot:{{N}} head:{{H}} dim/16:{{D/16}} "
         "k_scale.e4m3, page:{P} slot:{N} head:{H} dim/16:{D/16} v_scale.e4m3)",
         "e2m1 with e4m3 scales of 16 dims, all in rows; a number of K and one of V are outside the bytes",
-        "kvlab: kvlab/attention/mha_decode/__init__.py, mha_decode_paged",
+        "kvlab: kvlab/attention/kv_store/__init__.py, kv_store_paged, writes it, mha_decode_paged reads it",
     ),
     "kvlab.int4": Known(
         "int4-rows", f"layer:{{L}} ({_NHD} k.s4, {_NHD} v.s4, page:{{P}} slot:{{N}} head:{{H}} k_scale.f32, "
         "page:{P} slot:{N} head:{H} v_scale.f32)",
         "symmetric int4 with a float32 scale of each token and head",
-        "kvlab: kvlab/attention/mha_decode/__init__.py, mha_decode_paged",
+        "kvlab: kvlab/attention/kv_store/__init__.py, kv_store_paged, writes it, mha_decode_paged reads it",
     ),
     "int8.per_channel": Known(
         "int8-per-channel", f"layer:{{L}} ({_NHD} k.s8, {_NHD} v.s8, head:{{H}} dim:{{D}} k_scale.f32, "

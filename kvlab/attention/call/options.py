@@ -120,6 +120,10 @@ class StoreOptions(TypedDict, total=False):
     traffic: Traffic | None
 
 
+class PagedStoreOptions(BlockScaleOptions, StoreOptions, total=False):
+    """Keywords of ``kv_store_paged``."""
+
+
 class MergeOptions(TypedDict, total=False):
     """Keywords of ``merge_states``."""
 

@@ -274,7 +274,7 @@ class Operator:
         for name, part in self.parts.items():
             for field, kind in part.fields.items():
                 if field in self.operation.call_type.writes:
-                    kind = f"Tensor({'abcd'[len(written)]}!)"
+                    kind = f"Tensor({chr(ord('a') + len(written))}!)"
                     written.append(field)
                 if self.defaults[name] is inspect.Parameter.empty and field in part.needed:
                     needed[field] = f"{kind}{'?' * (name in self.may_be_none)} {field}"

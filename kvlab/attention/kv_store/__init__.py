@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from kvlab.attention.call.operation import PublicOperation
-from kvlab.attention.call.options import KVLayout, StoreOptions
+from kvlab.attention.call.options import KVLayout, PagedStoreOptions, StoreOptions
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.common.arrays import Array
 
@@ -18,7 +18,7 @@ __all__ = ["kv_store", "kv_store_paged", "mla_store_paged"]
 def kv_store_paged(
     k: Array, v: Array | None, k_cache: Array, v_cache: Array | None, slot_mapping: Array, *,
     k_scale: Array | float | None = None, v_scale: Array | float | None = None, k_granularity: int | None = None,
-    v_granularity: int | None = None, kv_layout: KVLayout = "NHD", **options: Unpack[StoreOptions],
+    v_granularity: int | None = None, kv_layout: KVLayout = "NHD", **options: Unpack[PagedStoreOptions],
 ) -> Store:
     """Write K and V of T tokens into the slots of a paged cache, in place, in one launch.
 
@@ -26,7 +26,8 @@ def kv_store_paged(
                   last dimension. ``v=None`` stores K alone (``v_cache=None``)
     k_cache, v_cache  ``[pages, page_size, H, D]``, any strides with a contiguous last dimension (halves of one buffer;
                   see ``kv_layout``): of k's dtype (copied bit for bit), of another float format (rounded once),
-                  or float8_e4m3fn, float8_e5m2 (rounded once, saturated)
+                  or float8_e4m3fn, float8_e5m2 (rounded once, saturated); or of 4 bits, uint8 ``[.., D / 2]``, the
+                  first of two dims in the low half of a byte, as ``mha_decode_paged`` reads them
     slot_mapping  32- or 64-bit integers ``[T]``: ``page * page_size + slot`` of each token, negative to skip it
     k_scale, v_scale  for fp8 caches: what is stored is ``x * (1 / scale)``, the reciprocal rounded to float32.
                   A number, ``[1]`` (per tensor) or ``[H]`` (per head): given. ``[pages, page_size, H, n]`` (or without
@@ -34,14 +35,21 @@ def kv_store_paged(
                   format, and written with the token. n = 1: a scale for each token and head. NaN stays NaN, infinities
                   become the largest of the format, with every kind of scale and without
     k_granularity, v_granularity  dims of a block, ``ceil(D / n)`` if None
+    k_block_scale, v_block_scale  of caches of 4 bits in e2m1 (NVFP4): float8_e4m3fn ``[pages, page_size, H, D / 16]``,
+                  computed of 16 dims each, largest finite magnitude / 6, of what k_scale or v_scale, a number or None
+                  for 1, divides; and written. Without them 4 bits are integers from -7 to 7, rounded half away from
+                  zero, and k_scale or v_scale is float32 ``[pages, page_size, H]``, computed as the largest finite
+                  magnitude of the token's head / 7, and written. The bytes are those of the formats ``kvlab.nvfp4``
+                  and ``kvlab.int4``. Infinities become the largest of the format. A NaN is a ValueError (see
+                  ``check``); what nobody looks at gets a scale that is NaN
     rope          :class:`~kvlab.attention.Rope` that turns K on its way, in float32; with ``positions`` ``[T]``
     kv_layout     "NHD", or "HND": pages (and scales of tokens) have the heads before the tokens of a page
     backend       "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                   "reference" (float64), "emulator", "triton"
     arch          the machine that is emulated
     check         look at slots, positions and given scales: out of range or given twice is a ValueError, and a scale
-                  that is not positive and finite. None: unless they are on a GPU, which would wait for it; there such
-                  tokens are dropped (or left unrotated), and the scales believed
+                  that is not positive and finite; and for NaN where caches have 4 bits. None: unless they are on a
+                  GPU, which would wait for it; there such tokens are dropped (or left unrotated), the scales believed
     traffic       a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
     Nothing but the slots named and their scales is written. ValueError on bad arguments, before anything is written.
@@ -57,6 +65,13 @@ def kv_store_paged(
     Traceback (most recent call last):
         ...
     ValueError: slot_mapping[1] is 8: must be below 8, the slots of 2 pages of 4, or negative to skip the token
+
+    Integers of 4 bits, the dims 0 and 1 in one byte, and the scale of the token's head:
+
+    >>> four, scale = np.zeros((2, 2, 4, 1, 1), np.uint8), np.zeros((2, 2, 4, 1), np.float32)
+    >>> kv_store_paged(k, -k, four[0], four[1], np.array([5, -1, 0]), k_scale=scale[0], v_scale=scale[1])
+    >>> hex(four[0, 0, 0, 0, 0]), float(scale[0, 0, 0, 0]) * 7
+    ('0x76', 5.0)
     """
     return store_of_pages(
         k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, kv_layout=kv_layout,

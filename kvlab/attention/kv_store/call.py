@@ -14,6 +14,7 @@ from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.layers import layer_arrays
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.rope import Rope
+from kvlab.attention.features.scales import is_four_bits
 from kvlab.attention.machines.gpu import machine
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.common.arrays import dtype_of, element_strides
@@ -21,7 +22,7 @@ from kvlab.common.checks import require
 from kvlab.common.torch_here import is_torch
 from kvlab.hardware import get_arch
 
-from .config import CosSin, StoreProblem, StoreTables, choose_config, widest_vector
+from .config import FOUR_BITS, BlockScales, CosSin, StoreProblem, StoreTables, choose_config, widest_vector
 from .inputs import LIMITS, USUAL, Names, StoreFacts, StoreInputs, store_inputs
 from .mla_rows import mla_windows
 from .values import check_values
@@ -35,7 +36,10 @@ class Store(Call[None]):
 
     operation = "kv_store"
     returns = "None"
-    writes = "k_cache", "v_cache", "cache", "k_scale", "v_scale", "scale", "blocks", "scales"
+    writes = (
+        "k_cache", "v_cache", "cache", "k_scale", "v_scale", "k_block_scale", "v_block_scale", "scale", "blocks",
+        "scales",
+    )
     title: str = "kv_store"
     names: Names = USUAL
     form: str = "slots"
@@ -43,6 +47,9 @@ class Store(Call[None]):
     rope_on: str = "k"
     k_scale: Any = None
     v_scale: Any = None
+    k_block_scale: Any = None
+    v_block_scale: Any = None
+    four_bits: bool = False
     granularity: tuple[int | None, int | None] = (None, None)
     pages: int | None = None
     lens: Any = None
@@ -89,12 +96,18 @@ class Store(Call[None]):
             "rope": x.rope, "rope_dim": 2 * int(x.cos.shape[1]), "rope_first": x.rope_first,
             "interleaved": x.interleaved,
         }
+        quant = [_quant(scale, cache) for _, cache, scale in sides]
+        pack = [1 + (kind in FOUR_BITS) for kind in quant]
         config = choose_config(
-            problem, form=x.form, page_size=int(x.k_cache.shape[1]),
-            quant=[_quant(scale) for *_, scale in sides],
-            limit=[LIMITS.get(dtype_of(cache, "cache"), 0.0) for _, cache, _ in sides],
+            problem, form=x.form, page_size=int(x.k_cache.shape[1]), quant=quant, pack=pack,
+            limit=[
+                FOUR_BITS.get(kind) or LIMITS.get(dtype_of(cache, "cache"), 0.0)
+                for (_, cache, _), kind in zip(sides, quant, strict=True)
+            ],
             vec_in=[_vector(a, D, G) for (a, _, _), D, G in zip(sides, widths, blocks, strict=True)],
-            vec_out=[_vector(a, D, G) for (_, a, _), D, G in zip(sides, widths, blocks, strict=True)],
+            vec_out=[
+                _vector(a, D // n, G // n) for (_, a, _), D, G, n in zip(sides, widths, blocks, pack, strict=True)
+            ],
             batch=0 if x.lens is None else int(x.lens.shape[0]),
             processors=machine(x.k.device)[1] if on_gpu(x.k) else 132, **rope,
         )
@@ -128,13 +141,13 @@ def store_of_rows(
 
 def store_of_pages(
     k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *, k_scale: Any, v_scale: Any, kv_layout: str,
-    **more: Any,
+    k_block_scale: Any = None, v_block_scale: Any = None, **more: Any,
 ) -> Store:
     """The store into pages of any layout."""
-    k_cache, v_cache, k_scale, v_scale = (kv_view(x, kv_layout) for x in (k_cache, v_cache, k_scale, v_scale))
-    return Store(
-        k=k, v=v, k_cache=k_cache, v_cache=v_cache, where=slot_mapping, k_scale=k_scale, v_scale=v_scale, **more
-    )
+    pages = {"k_cache": k_cache, "v_cache": v_cache, "k_scale": k_scale, "v_scale": v_scale,
+             "k_block_scale": k_block_scale, "v_block_scale": v_block_scale}
+    pages = {name: kv_view(x, kv_layout) for name, x in pages.items()}
+    return Store(k=k, v=v, where=slot_mapping, four_bits=True, **pages, **more)
 
 
 def store_of_collection(
@@ -195,10 +208,12 @@ def _mla_parts(k: Any, v: Any, cache: Any, scales: Any) -> tuple[Any, Any, Any, 
     return latent.reshape(*T, 1, -1), k_rope.reshape(*T, 1, -1), k_window, v_window, scale
 
 
-def _quant(scale: Any) -> str:
+def _quant(scale: Any, cache: Any) -> str:
     if scale is None or isinstance(scale, float):
         return "none" if scale is None else "number"
-    return "tensor" if scale.ndim == 1 else "block"
+    if isinstance(scale, BlockScales):
+        return "e2m1"
+    return "tensor" if scale.ndim == 1 else "int4" if is_four_bits(cache) else "block"
 
 
 def _vector(array: Any, D: int, G: int) -> int:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvlab.attention.call.latent_rows import uint8, viewed
 from kvlab.mirror.twin import Twin
 
 SYNONYMS = {
     **{f"{x}_cache": f"{x}_cache_ptr" for x in "kv"},
-    **{f"{x}_inverse": f"{x}_scale_ptr" for x in "kv"},
+    **{f"{x}_number": f"{x}_scale_ptr" for x in "kv"},
     **{x: f"{x}_ptr" for x in ("where", "lens", "table", "positions")},
     "load_vectors": "load",
     "load_elements": "load",
@@ -24,6 +25,9 @@ LAUNCH = ("kernel:launch", "emulator:launch")
 
 SMALLEST = 2.0**-100
 """A block whose largest magnitude is less is quantised as if it were this: its scale has a finite reciprocal."""
+
+FOUR_BITS = {"e2m1": 6.0, "int4": 7.0}
+"""Formats of 4 bits, two columns a byte, and the largest magnitude that is stored of each."""
 
 MOST_ELEMENTS, LEAST_ELEMENTS = 1024, 512
 MOST_WARPS, MOST_WARPS_ROPED = 2, 4
@@ -37,8 +41,9 @@ class StoreSide(NamedTuple):
 
     D dims of a head, G of a block, ``blocks`` of a head, BR rows of a program, BG = G rounded up to a power of two.
     quant: "none" (copy, or a plain cast), "number" and "tensor" (one scale, given), "block" (a scale for each row,
-    computed and stored). limit: largest magnitude of the 8-bit format. vec_in, vec_out: elements of a vector that
-    every row of the source and of the cache is a multiple of.
+    computed and stored); of 4 bits "e2m1" (the row's scale in e4m3, of what a number divides) and "int4" (float32).
+    limit: largest magnitude of the format of 8 or 4 bits. vec_in, vec_out: elements of a vector that every row of the
+    source and of the cache is a multiple of. pack: dims of an element of the cache.
     """
 
     D: int
@@ -50,6 +55,7 @@ class StoreSide(NamedTuple):
     limit: float = 0.0
     vec_in: int = 1
     vec_out: int = 1
+    pack: int = 1
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,43 @@ class CosSin(NamedTuple):
 
 
 NO_ANGLES = CosSin()
+
+
+class BlockScales(NamedTuple):
+    """Scales of e2m1: ``number`` is given, ``blocks`` are computed: e4m3, of 16 dims each, of what it divides."""
+
+    number: float
+    blocks: Any
+
+
+class StoreScales(NamedTuple):
+    """Scales of K and V as programs take them: arrays, given or computed, or None; and a number, 1 / that given as
+    one, for e2m1 what values are divided by.
+    """
+
+    k: Any
+    v: Any
+    k_number: float
+    v_number: float
+
+    @classmethod
+    def of(cls, k_scale: Any, v_scale: Any) -> StoreScales:
+        """Of the scales of a launch: None, a number, an array or ``BlockScales``, whose e4m3 become bytes, since
+        kernels for sm_80 know no others.
+
+        >>> StoreScales.of(4.0, None)
+        StoreScales(k=None, v=None, k_number=0.25, v_number=1.0)
+        """
+        (k, k_number), (v, v_number) = map(_as_taken, (k_scale, v_scale))
+        return cls(k, v, k_number, v_number)
+
+
+def _as_taken(scale: Any) -> tuple[Any, float]:
+    if isinstance(scale, BlockScales):
+        return viewed(scale.blocks, uint8, "scales of blocks"), scale.number
+    if isinstance(scale, float):
+        return None, float(np.float32(1) / np.float32(scale))
+    return scale, 1.0
 
 
 class StoreSizes(NamedTuple):
@@ -143,19 +186,10 @@ def widest_vector(itemsize: int, *multiples: int) -> int:
     return whole & -whole
 
 
-def reciprocal(scale: object) -> float:
-    """1 / scale in float32 for a scale that is a number, else 1: what a program multiplies by.
-
-    >>> reciprocal(4.0), reciprocal(None)
-    (0.25, 1.0)
-    """
-    return float(np.float32(1) / np.float32(scale)) if isinstance(scale, float) else 1.0
-
-
 def choose_config(
     problem: StoreProblem, *, form: str, page_size: int, quant: Iterable[str] = ("none", "none"),
     limit: Iterable[float] = (0.0, 0.0), vec_in: Iterable[int] = (1, 1), vec_out: Iterable[int] = (1, 1),
-    batch: int = 0, processors: int = 132, **rope: object,
+    pack: Iterable[int] = (1, 1), batch: int = 0, processors: int = 132, **rope: object,
 ) -> StoreConfig:
     """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
 
@@ -177,7 +211,9 @@ def choose_config(
     tile = [max(1, elements // BG) if D else 1 for BG, D in zip(widths, problem.D, strict=True)]
     sides = [
         StoreSide(D, G, BG, max(1, -(-D // G)), BR, *more)
-        for D, G, BG, BR, *more in zip(problem.D, problem.G, widths, tile, quant, limit, vec_in, vec_out, strict=True)
+        for D, G, BG, BR, *more in zip(
+            problem.D, problem.G, widths, tile, quant, limit, vec_in, vec_out, pack, strict=True
+        )
     ]
     programs = max(-(-n // BR) if D else 0 for n, BR, D in zip(rows, tile, problem.D, strict=True))
     widest = max(BR * BG * size for BR, BG, size in zip(tile, widths, problem.itemsize, strict=True))

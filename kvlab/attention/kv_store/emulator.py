@@ -8,13 +8,24 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features.rope import rotate
+from kvlab.attention.tiles.four_bits.emulator import code_of_float, code_of_int4, halves_joined, number_of_e4m3
 from kvlab.attention.tiles.masked import load
 from kvlab.attention.tiles.strides import PageStrides, RowStrides
 from kvlab.hardware import get_arch
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, program_ids
 
-from .config import NO_ANGLES, SMALLEST, CosSin, StoreConfig, StoreSide, StoreSizes, StoreTables, reciprocal
+from .config import (
+    NO_ANGLES,
+    SMALLEST,
+    BlockScales,
+    CosSin,
+    StoreConfig,
+    StoreScales,
+    StoreSide,
+    StoreSizes,
+    StoreTables,
+)
 
 Array = np.ndarray[Any, Any]
 SMALLEST_TOP = np.float32(SMALLEST)
@@ -103,7 +114,7 @@ def place(
     return page, at % config.page_size, position if positions_array is not None else at, live
 
 
-def given(scale_array: Array | float | None, head: Array, side: StoreSide) -> Array:
+def given(scale_array: Array | None, head: Array, side: StoreSide) -> Array:
     """The scale that is given for each row ``[P, rows]``, 1 where there is none; it waits for nothing."""
     scale = np.ones(head.shape, np.float32)
     if side.quant == "tensor":
@@ -113,12 +124,13 @@ def given(scale_array: Array | float | None, head: Array, side: StoreSide) -> Ar
     return scale
 
 
-@np.errstate(over="ignore")  # what is too large for float32 is an infinity, which saturates
-def quantise(x: Array, scale: Array, scale_array: Array | float | None, side: StoreSide) -> tuple[Array, Array]:
-    """``x`` divided by its scale, and the scale, which is computed here for "block"."""
-    inverse = np.float32(reciprocal(scale_array))  #- launch
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # past float32 is infinity; 0 times that is NaN
+def quantise(
+    x: Array, scale: Array, scale_array: Array | None, number: float, side: StoreSide
+) -> tuple[Array, Array]:
+    """``x`` divided by its scale, and the scale, which is computed here for "block" and 4 bits, as it is stored."""
     if side.quant == "number":
-        x = x.astype(np.float32) * inverse
+        x = x.astype(np.float32) * np.float32(number)
     elif side.quant == "tensor":
         x = x.astype(np.float32) * (np.float32(1) / scale)[..., None]
     elif side.quant == "block":
@@ -129,26 +141,61 @@ def quantise(x: Array, scale: Array, scale_array: Array | float | None, side: St
         top = np.maximum(finite.max(axis=-1), SMALLEST_TOP)
         scale = (top / np.float32(side.limit)).astype(scale_array.dtype).astype(np.float32)
         x = x * (np.float32(1) / scale)[..., None]
+    elif side.pack == 2:
+        x = x.astype(np.float32)
+        if side.quant == "e2m1":
+            x = x / np.float32(number)
+        magnitude = np.abs(x)
+        finite = np.where(magnitude <= LARGEST_TOP, magnitude, np.float32(0))
+        lost = (x != x).astype(np.int32).max(axis=-1) > 0
+        top = finite.max(axis=-1)
+        x = np.where(magnitude <= LARGEST_TOP, x, np.where(x > 0, top[..., None], -top[..., None]))
+        step = top / np.float32(side.limit)
+        if side.quant == "e2m1":
+            code = np.minimum(code_of_float(step, 3, 7), np.int32(126))
+            step = number_of_e4m3(code)
+            scale = np.where(lost, np.int32(127), code)
+        else:
+            scale = np.where(lost, float("nan"), step)
+        x = x * np.where(step != 0, np.float32(1) / step, 0.0)[..., None]
     return x, scale
 
 
-def convert(x: Array, dtype: np.dtype[Any], limit: float) -> Array:
-    """Rounded once to ``dtype``; an 8-bit format saturates at ``limit``, as the hardware's conversion does."""
-    if x.dtype != dtype and dtype.itemsize == 1:
-        x = np.clip(x.astype(np.float32), -limit, limit)  #- instruction
-    return x.astype(dtype)
+def stored(row: Array, side: StoreSide) -> tuple[Array, Array, Array]:
+    """Number of the first element of each row in its head, numbers of the others from there, and which exist: an
+    element holds ``side.pack`` dims.
+    """
+    first, element = row % side.blocks * (side.G // side.pack), np.arange(side.BG // side.pack)
+    exists = (element < side.G // side.pack) & (first[..., None] + element < side.D // side.pack)
+    return first, element, exists
+
+
+def convert(x: Array, dtype: np.dtype[Any], side: StoreSide) -> Array:
+    """Rounded once to ``dtype``; an 8-bit format saturates, as the hardware's conversion does, and so do those of 4
+    bits, of which two become a byte.
+    """
+    if side.quant == "e2m1":
+        sign = x.view(np.int32) >> 28 & 8
+        code = code_of_float(np.minimum(np.abs(x), np.float32(side.limit)), 1, 1) | sign
+        return halves_joined(code)
+    elif side.quant == "int4":
+        return halves_joined(code_of_int4(x, side.limit))
+    else:
+        if x.dtype != dtype and dtype.itemsize == 1:
+            x = np.clip(x.astype(np.float32), -side.limit, side.limit)  #- instruction
+        return x.astype(dtype)
 
 
 def append(
     k_array: Array, v_array: Array, k_cache: Array, v_cache: Array, tables: StoreTables, cos_sin: CosSin,
-    k_scale_array: Array | float | None, v_scale_array: Array | float | None, problem: StoreSizes, config: StoreConfig,
-    traffic: Traffic, lanes: int,
+    scales: StoreScales, problem: StoreSizes, config: StoreConfig, traffic: Traffic, lanes: int,
 ) -> None:
     """K and V of the rows of each program, to where their tokens belong. A row: one block of one head of one token."""
     #: setup -> k_token_idx, k_head_idx, k_dim, v_token_idx, v_head_idx, v_dim    the rows of this program
     K, V = config.k, config.v  #- launch
     where, lens, table, positions = tables  #- launch
     cos_array, sin_array = cos_sin  #- launch
+    k_scale_array, v_scale_array, k_number, v_number = scales  #- launch
     (program,) = program_ids(config.grid())  # [P]
     k_row = program[:, None] * K.BR + np.arange(K.BR, dtype=np.int32)  # [P, BR]
     v_row = program[:, None] * V.BR + np.arange(V.BR, dtype=np.int32)
@@ -184,14 +231,16 @@ def append(
         assert sin_array is not None
         v = rotate(v, v_array, v_from, v_dim, v_inside, v_position, v_new, cos_array, sin_array, config)
     #: quantise_v -> v, v_scale    divided by the scale, rounded once to the cache's format
-    v, v_scale = quantise(v, v_scale, v_scale_array, V)
-    v = convert(v, v_cache.dtype, V.limit)
+    v, v_scale = quantise(v, v_scale, v_scale_array, v_number, V)
+    v = convert(v, v_cache.dtype, V)
     #: store_v    registers -> DRAM, before K, which may wait for its angles; rows without a slot write nothing
-    v_to = target(v_cache, v_page, v_slot, v_head_idx, v_dim, V.vec_out)
+    v_first, v_element, v_exists = stored(v_row, V)
+    v_to = target(v_cache, v_page, v_slot, v_head_idx, v_first, V.vec_out)
     store_vectors(
-        v_cache, v_to[..., None] + v_col, v, mask=v_live[..., None] & v_inside, vec=V.vec_out, count=count("v_cache")
+        v_cache, v_to[..., None] + v_element, v, mask=v_live[..., None] & v_exists, vec=V.vec_out,
+        count=count("v_cache"),
     )
-    if V.quant == "block":
+    if V.quant == "block" or V.pack == 2:
         assert isinstance(v_scale_array, np.ndarray)
         v_scale_at = target(v_scale_array, v_page, v_slot, v_head_idx, v_row % V.blocks, 1)
         store_vectors(v_scale_array, v_scale_at, v_scale, mask=v_live, count=count("v_scale"))
@@ -201,14 +250,16 @@ def append(
         assert sin_array is not None
         k = rotate(k, k_array, k_from, k_dim, k_inside, k_position, k_new, cos_array, sin_array, config)
     #: quantise_k -> k, k_scale    as V
-    k, k_scale = quantise(k, k_scale, k_scale_array, K)
-    k = convert(k, k_cache.dtype, K.limit)
+    k, k_scale = quantise(k, k_scale, k_scale_array, k_number, K)
+    k = convert(k, k_cache.dtype, K)
     #: store_k    as V
-    k_to = target(k_cache, k_page, k_slot, k_head_idx, k_dim, K.vec_out)
+    k_first, k_element, k_exists = stored(k_row, K)
+    k_to = target(k_cache, k_page, k_slot, k_head_idx, k_first, K.vec_out)
     store_vectors(
-        k_cache, k_to[..., None] + k_col, k, mask=k_live[..., None] & k_inside, vec=K.vec_out, count=count("k_cache")
+        k_cache, k_to[..., None] + k_element, k, mask=k_live[..., None] & k_exists, vec=K.vec_out,
+        count=count("k_cache"),
     )
-    if K.quant == "block":
+    if K.quant == "block" or K.pack == 2:
         assert isinstance(k_scale_array, np.ndarray)
         k_scale_at = target(k_scale_array, k_page, k_slot, k_head_idx, k_row % K.blocks, 1)
         store_vectors(k_scale_array, k_scale_at, k_scale, mask=k_live, count=count("k_scale"))
@@ -216,15 +267,15 @@ def append(
 
 def launch(
     k: Array, v: Array, k_cache: Array, v_cache: Array, tables: StoreTables, *, config: StoreConfig, pages: int,
-    cos_sin: CosSin = NO_ANGLES, k_scale: Array | float | None = None, v_scale: Array | float | None = None,
-    arch: str = "sm_90", traffic: Traffic | None = None,
+    cos_sin: CosSin = NO_ANGLES, k_scale: Array | float | BlockScales | None = None,
+    v_scale: Array | float | BlockScales | None = None, arch: str = "sm_90", traffic: Traffic | None = None,
 ) -> None:
     """Run the twin on k, v ``[B, S, H, D]`` (``[1, T, H, D]`` unless padded). The arguments are valid."""
     if config.programs:
         traffic = Traffic() if traffic is None else traffic
         append(
-            k, v, k_cache, v_cache, tables, cos_sin, k_scale, v_scale, StoreSizes.of(k, pages, tables, cos_sin),
-            config, traffic, get_arch(arch).warp_size,
+            k, v, k_cache, v_cache, tables, cos_sin, StoreScales.of(k_scale, v_scale),
+            StoreSizes.of(k, pages, tables, cos_sin), config, traffic, get_arch(arch).warp_size,
         )
 
 

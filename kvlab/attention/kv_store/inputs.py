@@ -12,14 +12,18 @@ from kvlab.attention.call.checks import (
     check_array,
     check_arrays,
     check_integers,
+    check_strides,
     check_writeable,
     finite_number,
 )
 from kvlab.attention.features.rope import Rope, check_rope
+from kvlab.attention.features.scales import BLOCK, columns_of, is_four_bits
 from kvlab.common.arrays import dtype_of, element_strides
 from kvlab.common.checks import count, require
 from kvlab.common.torch_here import is_torch
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32
+
+from .config import BlockScales
 
 LIMITS = {float8_e4m3fn: 448.0, float8_e5m2: 57344.0}
 SCALES = (float32, bfloat16)
@@ -45,6 +49,8 @@ class Names(NamedTuple):
     sin: str = "rope.sin"
     k_scale: str = "k_scale"
     v_scale: str = "v_scale"
+    k_block_scale: str = "k_block_scale"
+    v_block_scale: str = "v_block_scale"
 
 
 USUAL = Names()
@@ -55,8 +61,8 @@ class StoreInputs:
     """The arguments, checked. k, v ``[B, S, H, D]`` (``[1, T, H, D]`` unless padded); v is k where ``no_v``.
 
     where: slots ``[T]``, row offsets ``[B + 1]`` or valid lengths ``[B]``, as ``form`` says; lens and table with the
-    latter two. k_scale, v_scale: None, a float, an array ``[1]`` or ``[H]`` (given scales), or
-    ``[pages, page_size, H, n]`` (scales that are computed, one for each ``granularity`` dims).
+    latter two. k_scale, v_scale: None, a float, an array ``[1]`` or ``[H]`` (given scales),
+    ``[pages, page_size, H, n]`` (scales that are computed, one for each ``granularity`` dims), or ``BlockScales``.
     """
 
     k: Any
@@ -81,10 +87,20 @@ class StoreInputs:
     strict: bool = True
     names: Names = USUAL
 
+    @property
+    def k_block_scale(self) -> Any:
+        """Computed scales of K's blocks of e2m1."""
+        return self.k_scale.blocks if isinstance(self.k_scale, BlockScales) else None
+
+    @property
+    def v_block_scale(self) -> Any:
+        """Computed scales of V's blocks of e2m1."""
+        return self.v_scale.blocks if isinstance(self.v_scale, BlockScales) else None
+
     def arrays(self) -> dict[str, Any]:
         """The arguments that are arrays."""
         found = {name: getattr(self, name) for name in Names._fields}
-        return {name: a for name, a in found.items() if a is not None and not isinstance(a, float)}
+        return {name: a for name, a in found.items() if a is not None and not isinstance(a, float | BlockScales)}
 
 
 class StoreFacts(NamedTuple):
@@ -108,20 +124,23 @@ class StoreFacts(NamedTuple):
     def inputs(self, call: StoreArguments) -> StoreInputs:
         """The arguments of another such call, as ``store_inputs`` puts them."""
         k, v, k_cache, v_cache, v_scale = call.k, call.v, call.k_cache, call.v_cache, call.v_scale
+        k_blocks, v_blocks = call.k_block_scale, call.v_block_scale
         if self.no_v:
-            v, v_cache, v_scale = k, k_cache, None
+            v, v_cache, v_scale, v_blocks = k, k_cache, None, None
         if self.form != "padded":
             k, v = k[None], v[None]
         cos, sin = (None, None) if call.rope is None else (call.rope.cos, call.rope.sin)
         return StoreInputs(
             k, v, k_cache, v_cache, call.where, lens=call.lens, table=call.table, positions=call.positions, cos=cos,
-            sin=sin, k_scale=_scale("", call.k_scale, k.shape[2])[0], v_scale=_scale("", v_scale, k.shape[2])[0],
-            **self._asdict(),
+            sin=sin, k_scale=_with_blocks(_scale("", call.k_scale, k.shape[2])[0], k_blocks),
+            v_scale=_with_blocks(_scale("", v_scale, k.shape[2])[0], v_blocks), **self._asdict(),
         )
 
 
 class StoreArguments(Protocol):
-    """The arguments of a store, fields as in :class:`StoreInputs`; ``rope_on``: the side that is turned."""
+    """The arguments of a store, fields as in :class:`StoreInputs`; ``rope_on``: the side that is turned, ``four_bits``:
+    caches of uint8 are of 4 bits.
+    """
 
     k: Any
     v: Any
@@ -133,6 +152,9 @@ class StoreArguments(Protocol):
     rope_on: str
     k_scale: Any
     v_scale: Any
+    k_block_scale: Any
+    v_block_scale: Any
+    four_bits: bool
     granularity: tuple[int | None, int | None]
     pages: int | None
     lens: Any
@@ -146,8 +168,9 @@ def store_inputs(call: StoreArguments) -> StoreInputs:
     """Check the arguments of a store, all but their values. ValueError that names argument, value and rule."""
     k, v, k_cache, v_cache, v_scale, rope = call.k, call.v, call.k_cache, call.v_cache, call.v_scale, call.rope
     names, form, on_k = call.names, call.form, call.rope_on == "k"
+    k_blocks, v_blocks = call.k_block_scale, call.v_block_scale
     if v is None:
-        v, v_cache, v_scale = k, k_cache, None
+        v, v_cache, v_scale, v_blocks = k, k_cache, None, None
     require(rope is None or isinstance(rope, Rope), f"rope is a {type(rope).__name__}", "a kvlab.attention.Rope")
     for name, array in ((names.k_cache, k_cache), (names.v_cache, v_cache), (names.where, call.where)):
         check_array(name, array)
@@ -166,9 +189,13 @@ def store_inputs(call: StoreArguments) -> StoreInputs:
     require(v.shape[:3] == k.shape[:3], f"{names.v} has shape {tuple(v.shape)}", alike)
     k_scale, k_given = _scale(names.k_scale, call.k_scale, H)
     v_scale, v_given = _scale(names.v_scale, v_scale, H)
+    for name, blocks in ((names.k_block_scale, k_blocks), (names.v_block_scale, v_blocks)):
+        if blocks is not None:
+            check_array(name, blocks)
     x = StoreInputs(
         k, v, k_cache, v_cache, call.where, form, shape[0] if call.pages is None else call.pages, call.lens, call.table,
-        call.positions, k_scale=k_scale, v_scale=v_scale, no_v=call.v is None, strict=call.strict, names=names,
+        call.positions, k_scale=_with_blocks(k_scale, k_blocks), v_scale=_with_blocks(v_scale, v_blocks),
+        no_v=call.v is None, strict=call.strict, names=names,
     )
     if rope is not None:
         first = rope.first_dim((k if on_k else v).shape[3])
@@ -176,10 +203,12 @@ def store_inputs(call: StoreArguments) -> StoreInputs:
             x, cos=rope.cos, sin=rope.sin, rope=call.rope_on, rope_first=first, interleaved=rope.interleaved
         )
     check_arrays({getattr(names, name): array for name, array in x.arrays().items()})
-    _check_side(names.k, names.k_cache, k, k_cache, f"as many pages as {names.k_cache}, {shape}", shape)
-    _check_side(names.v, names.v_cache, v, v_cache, f"as many pages as {names.k_cache}, {shape}", shape)
-    n_k = _granularity(names.k_scale, "k_granularity", k_scale, k_given, k_cache, call.granularity[0])
-    n_v = _granularity(names.v_scale, "v_granularity", v_scale, v_given, v_cache, call.granularity[1])
+    _check_side(names.k, names.k_cache, k, k_cache, call.four_bits, names.k_cache, shape)
+    _check_side(names.v, names.v_cache, v, v_cache, call.four_bits, names.k_cache, shape)
+    n_k = _granularity(names.k_scale, "k_granularity", k_scale, k_given, k_cache, call.granularity[0], k_blocks)
+    n_v = n_k if call.v is None else _granularity(
+        names.v_scale, "v_granularity", v_scale, v_given, v_cache, call.granularity[1], v_blocks
+    )
     x = replace(x, granularity=(n_k, n_v))
     _check_where(x, B, S)
     if rope is not None:
@@ -190,18 +219,27 @@ def store_inputs(call: StoreArguments) -> StoreInputs:
 
 
 def _check_side(
-    name: str, cache_name: str, source: Any, cache: Any, alike: str, k_shape: tuple[int, ...]
+    name: str, cache_name: str, source: Any, cache: Any, four_bits: bool, k_cache_name: str, k_shape: tuple[int, ...]
 ) -> None:
     shape, H, D = tuple(cache.shape), source.shape[2], source.shape[3]
-    require(shape[2:] == (H, D), f"{cache_name} has shape {shape}", f"of the {H} heads of {D} that {name} has")
-    require(shape[:2] == k_shape[:2], f"{cache_name} has shape {shape}", f"of {alike}")
+    if four_bits and is_four_bits(cache):
+        require(D % 2 == 0, f"{name} has heads of {D}, {cache_name} dtype uint8", "even: two dims share a byte")
+        require(
+            shape[2:] == (H, D // 2), f"{cache_name} of uint8 has shape {shape}",
+            f"of the {H} heads of {D // 2} bytes, two dims each, that {name} has; bytes that hold fp8 are passed as "
+            ".view(float8_e4m3fn)",
+        )
+    else:
+        require(shape[2:] == (H, D), f"{cache_name} has shape {shape}", f"of the {H} heads of {D} that {name} has")
+    alike = f"of as many pages as {k_cache_name}, {k_shape}"
+    require(shape[:2] == k_shape[:2], f"{cache_name} has shape {shape}", alike)
     require(min(shape) > 0, f"{cache_name} has shape {shape}", "without an empty axis")
     kind, stored = dtype_of(source, name), dtype_of(cache, cache_name)
     require(
         kind in (*DTYPES, *LIMITS), f"{name} has dtype {kind}", "bfloat16, float16, float32 or an fp8 format"
     )
     require(
-        stored in (*DTYPES, *LIMITS),
+        stored in (*DTYPES, *LIMITS) or (four_bits and is_four_bits(cache)),
         f"{cache_name} has dtype {stored}",
         "bfloat16, float16, float32 or an fp8 format; bytes that hold fp8 are passed as .view(float8_e4m3fn)",
     )
@@ -233,9 +271,47 @@ def _scale(name: str, scale: Any, heads: int) -> tuple[Any, bool]:
     return (scale[..., None] if scale.ndim == 3 else scale), False
 
 
-def _granularity(name: str, label: str, scale: Any, given: bool, cache: Any, granularity: int | None) -> int:
+def _with_blocks(scale: Any, blocks: Any) -> Any:
+    """The scale of a side: of e2m1 the number, 1 if there is none, and the scales of blocks."""
+    return scale if blocks is None else BlockScales(1.0 if scale is None else scale, blocks)
+
+
+def _four_bit_granularity(name: str, scale: Any, given: bool, cache: Any, blocks: Any) -> int:
+    """Dims that share a computed scale of a cache of 4 bits."""
+    rows, D = tuple(cache.shape[:3]), columns_of(cache)
+    found = "None" if scale is None else f"a number, {scale}" if isinstance(scale, float) else f"of {scale.dtype}"
+    if blocks is None:
+        fits = scale is not None and not given and tuple(scale.shape) == (*rows, 1) and dtype_of(scale, name) == float32
+        shape = "" if scale is None or isinstance(scale, float) else f" and shape {tuple(scale.shape)}"
+        require(
+            fits, f"{name} is {found}{shape}", f"float32 {rows}, computed for each token and head of integers of 4 "
+            f"bits, or beside {name.replace('scale', 'block_scale')}",
+        )
+        check_writeable(name, scale)
+        return D
+    label, expected = name.replace("scale", "block_scale"), (*rows, D // BLOCK)
+    require(scale is None or isinstance(scale, float), f"{name} is {found}", f"a number or None, beside {label}")
+    require(D % BLOCK == 0, f"{label} with heads of {D}", f"of a multiple of {BLOCK} dims")
+    require(dtype_of(blocks, label) == float8_e4m3fn, f"{label} has dtype {blocks.dtype}", "float8_e4m3fn")
+    require(
+        tuple(blocks.shape) == expected, f"{label} has shape {tuple(blocks.shape)}",
+        f"{expected}, one of each {BLOCK} dims",
+    )
+    check_strides(label, blocks)
+    check_writeable(label, blocks)
+    return BLOCK
+
+
+def _granularity(
+    name: str, label: str, scale: Any, given: bool, cache: Any, granularity: int | None, blocks: Any
+) -> int:
     """Dims that share a scale: the whole head unless scales are computed."""
-    D = int(cache.shape[3])
+    D, bits = int(cache.shape[3]), dtype_of(cache, "cache")
+    if bits == np.uint8:
+        require(granularity is None, f"{label} {granularity}", "left out: the format says it")
+        return _four_bit_granularity(name, scale, given, cache, blocks)
+    block_label = name.replace("scale", "block_scale")
+    require(blocks is None, f"{block_label} with a cache of {cache.dtype}", "left out: of uint8, two e2m1 a byte")
     computed = scale is not None and not given
     require(computed or granularity is None, f"{label} {granularity}", f"left out, unless {name} is computed")
     granularity = None if granularity is None else count(label, granularity, least=1)

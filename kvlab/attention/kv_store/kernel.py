@@ -9,10 +9,21 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.features.kernel import rotate
+from kvlab.attention.tiles.four_bits.kernel import code_of_float, code_of_int4, halves_joined, number_of_e4m3
 from kvlab.attention.tiles.strides import AngleStrides, PageStrides, RowStrides, ScaleStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
-from .config import NO_ANGLES, SMALLEST, CosSin, StoreConfig, StoreSide, StoreSizes, StoreTables, reciprocal
+from .config import (
+    NO_ANGLES,
+    SMALLEST,
+    BlockScales,
+    CosSin,
+    StoreConfig,
+    StoreScales,
+    StoreSide,
+    StoreSizes,
+    StoreTables,
+)
 
 SMALLEST_TOP = tl.constexpr(SMALLEST)
 LARGEST_TOP = tl.constexpr(3.4028234663852886e38)
@@ -62,9 +73,26 @@ def target(page, slot, head, last, strides, last_step, VEC: tl.constexpr):
 
 
 @triton.jit
-def convert(x, dtype: tl.constexpr):
-    """Rounded once to ``dtype``; an 8-bit format saturates."""
-    return x.to(dtype)
+def stored(row, side: tl.constexpr):
+    """Number of the first element of each row in its head, numbers of the others from there, and which exist: an
+    element holds ``side.pack`` dims.
+    """
+    first, element = row % side.blocks * (side.G // side.pack), tl.arange(0, side.BG // side.pack)[None, :]
+    exists = (element < side.G // side.pack) & (first[:, None] + element < side.D // side.pack)
+    return first, element, exists
+
+
+@triton.jit
+def convert(x, dtype: tl.constexpr, side: tl.constexpr):
+    """Rounded once to ``dtype``; an 8-bit format saturates, and so do those of 4 bits, of which two become a byte."""
+    if side.quant == "e2m1":
+        sign = x.to(tl.int32, bitcast=True) >> 28 & 8
+        code = code_of_float(tl.minimum(tl.abs(x), side.limit), 1, 1) | sign
+        return halves_joined(code)
+    elif side.quant == "int4":
+        return halves_joined(code_of_int4(x, side.limit))
+    else:
+        return x.to(dtype)
 
 
 @triton.jit
@@ -128,10 +156,10 @@ def given(scale_ptr, strides, head, side: tl.constexpr):
 
 
 @triton.jit
-def quantise(x, scale, scale_ptr, inverse, side: tl.constexpr):
-    """``x`` divided by its scale, and the scale, which is computed here for "block"."""
+def quantise(x, scale, scale_ptr, number, side: tl.constexpr):
+    """``x`` divided by its scale, and the scale, which is computed here for "block" and 4 bits, as it is stored."""
     if side.quant == "number":
-        x = x.to(tl.float32) * inverse
+        x = x.to(tl.float32) * number
     elif side.quant == "tensor":
         x = x.to(tl.float32) * tl.div_rn(1.0, scale)[:, None]
     elif side.quant == "block":
@@ -141,13 +169,30 @@ def quantise(x, scale, scale_ptr, inverse, side: tl.constexpr):
         top = tl.maximum(tl.max(finite, 1), SMALLEST_TOP)
         scale = tl.div_rn(top, side.limit).to(scale_ptr.dtype.element_ty).to(tl.float32)
         x = x * tl.div_rn(1.0, scale)[:, None]
+    elif side.pack == 2:
+        x = x.to(tl.float32)
+        if side.quant == "e2m1":
+            x = tl.div_rn(x, number)
+        magnitude = tl.abs(x)
+        finite = tl.where(magnitude <= LARGEST_TOP, magnitude, 0.0)
+        lost = tl.max((x != x).to(tl.int32), 1) > 0  # a row with a NaN, which 4 bits do not hold: its scale is one
+        top = tl.max(finite, 1)
+        x = tl.where(magnitude <= LARGEST_TOP, x, tl.where(x > 0, top[:, None], -top[:, None]))
+        step = tl.div_rn(top, side.limit)
+        if side.quant == "e2m1":
+            code = tl.minimum(code_of_float(step, 3, 7), 126)
+            step = number_of_e4m3(code)
+            scale = tl.where(lost, 127, code)
+        else:
+            scale = tl.where(lost, float("nan"), step)
+        x = x * tl.where(step != 0, tl.div_rn(1.0, step), 0.0)[:, None]
     return x, scale
 
 
 @triton.jit
 def append(
     k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, cos_ptr, sin_ptr,
-    where_ptr, lens_ptr, table_ptr, positions_ptr, k_inverse, v_inverse, problem, steps,
+    where_ptr, lens_ptr, table_ptr, positions_ptr, k_number, v_number, problem, steps,
     k_strides, v_strides, k_cache_strides, v_cache_strides, k_scale_strides, v_scale_strides, angle_strides,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
 ):
@@ -184,12 +229,13 @@ def append(
             angle_strides, C,
         )
     #: quantise_v -> v, v_scale    divided by the scale, rounded once to the cache's format
-    v, v_scale = quantise(v, v_scale, v_scale_ptr, v_inverse, V)
-    v = convert(v, v_cache_ptr.dtype.element_ty)
+    v, v_scale = quantise(v, v_scale, v_scale_ptr, v_number, V)
+    v = convert(v, v_cache_ptr.dtype.element_ty, V)
     #: store_v    registers -> DRAM, before K, which may wait for its angles; rows without a slot write nothing
-    v_to = target(v_page, v_slot, v_head_idx, v_dim, v_cache_strides, 1, V.vec_out)
-    tl.store(v_cache_ptr + v_to[:, None] + v_col, v, mask=v_live[:, None] & v_inside)
-    if V.quant == "block":
+    v_first, v_element, v_exists = stored(v_row, V)
+    v_to = target(v_page, v_slot, v_head_idx, v_first, v_cache_strides, 1, V.vec_out)
+    tl.store(v_cache_ptr + v_to[:, None] + v_element, v, mask=v_live[:, None] & v_exists)
+    if V.quant == "block" or V.pack == 2:
         v_scale_at = target(v_page, v_slot, v_head_idx, v_row % V.blocks, v_scale_strides, v_scale_strides.block, 1)
         tl.store(v_scale_ptr + v_scale_at, v_scale.to(v_scale_ptr.dtype.element_ty), mask=v_live)
     #: rope_k -> k    where K is the roped side
@@ -199,31 +245,33 @@ def append(
             angle_strides, C,
         )
     #: quantise_k -> k, k_scale    as V
-    k, k_scale = quantise(k, k_scale, k_scale_ptr, k_inverse, K)
-    k = convert(k, k_cache_ptr.dtype.element_ty)
+    k, k_scale = quantise(k, k_scale, k_scale_ptr, k_number, K)
+    k = convert(k, k_cache_ptr.dtype.element_ty, K)
     #: store_k    as V
-    k_to = target(k_page, k_slot, k_head_idx, k_dim, k_cache_strides, 1, K.vec_out)
-    tl.store(k_cache_ptr + k_to[:, None] + k_col, k, mask=k_live[:, None] & k_inside)
-    if K.quant == "block":
+    k_first, k_element, k_exists = stored(k_row, K)
+    k_to = target(k_page, k_slot, k_head_idx, k_first, k_cache_strides, 1, K.vec_out)
+    tl.store(k_cache_ptr + k_to[:, None] + k_element, k, mask=k_live[:, None] & k_exists)
+    if K.quant == "block" or K.pack == 2:
         k_scale_at = target(k_page, k_slot, k_head_idx, k_row % K.blocks, k_scale_strides, k_scale_strides.block, 1)
         tl.store(k_scale_ptr + k_scale_at, k_scale.to(k_scale_ptr.dtype.element_ty), mask=k_live)
 
 
 def launch(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, tables: StoreTables, *,
-    config: StoreConfig, pages: int, cos_sin: CosSin = NO_ANGLES, k_scale: torch.Tensor | float | None = None,
-    v_scale: torch.Tensor | float | None = None, again: Again = None,
+    config: StoreConfig, pages: int, cos_sin: CosSin = NO_ANGLES,
+    k_scale: torch.Tensor | float | BlockScales | None = None,
+    v_scale: torch.Tensor | float | BlockScales | None = None, again: Again = None,
 ) -> None:
     """Run the kernel on k, v ``[B, S, H, D]`` (``[1, T, H, D]`` unless padded). The arguments are valid."""
     if config.programs == 0:
         return
-    scales = [scale if isinstance(scale, torch.Tensor) else None for scale in (k_scale, v_scale)]
+    *scales, k_number, v_number = StoreScales.of(k_scale, v_scale)
     pointers = k, v, k_cache, v_cache, *scales, *cos_sin, *tables
     if relaunched(append, pointers, again):
         return
     sides = config.k, config.v
     first_launch(append, config.grid(), pointers, again)(
-        reciprocal(k_scale), reciprocal(v_scale), StoreSizes.of(k, pages, tables, cos_sin),
+        k_number, v_number, StoreSizes.of(k, pages, tables, cos_sin),
         TableStrides(*(0 if x is None else x.stride(0) for x in tables)),
         *(RowStrides(*_in_vectors(x, side.vec_in)) for x, side in zip((k, v), sides, strict=True)),
         *(PageStrides(*_in_vectors(x, side.vec_out)) for x, side in zip((k_cache, v_cache), sides, strict=True)),
@@ -241,6 +289,6 @@ def _in_vectors(x: torch.Tensor, vector: int) -> list[int]:
 
 def _scale_strides(scale: torch.Tensor | None, side: StoreSide) -> ScaleStrides:
     """Strides of scales that are computed, or given for each head; 0 for one of all."""
-    if scale is not None and side.quant == "block":
+    if scale is not None and (side.quant == "block" or side.pack == 2):
         return ScaleStrides(*scale.stride())
     return ScaleStrides(head=scale.stride(0) if scale is not None and len(scale) > 1 else 0)

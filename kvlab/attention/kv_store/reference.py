@@ -8,8 +8,11 @@ import numpy as np
 
 from kvlab.attention.features.rope import rotate_exactly
 from kvlab.common.arrays import numbered
+from kvlab.formats.codec import joined
+from kvlab.formats.stored import STORED
+from kvlab.memory import float8_e4m3fn
 
-from .config import NO_ANGLES, SMALLEST, CosSin, StoreConfig, StoreSide, StoreTables
+from .config import NO_ANGLES, SMALLEST, BlockScales, CosSin, StoreConfig, StoreSide, StoreTables
 
 Array = np.ndarray[Any, Any]
 LARGEST = float(np.finfo(np.float32).max)
@@ -17,7 +20,8 @@ LARGEST = float(np.finfo(np.float32).max)
 
 def reference(
     k: Array, v: Array, k_cache: Array, v_cache: Array, tables: StoreTables, *, config: StoreConfig, pages: int,
-    cos_sin: CosSin = NO_ANGLES, k_scale: Array | float | None = None, v_scale: Array | float | None = None,
+    cos_sin: CosSin = NO_ANGLES, k_scale: Array | float | BlockScales | None = None,
+    v_scale: Array | float | BlockScales | None = None,
 ) -> None:
     """Store k, v ``[B, S, H, D]`` into the caches: rotate in float64, divide by the scale, round once."""
     token, page, slot, position = _places(k.shape[:2], tables, config)
@@ -32,6 +36,11 @@ def reference(
             some = (position >= 0) & (position < len(cos_sin.cos))  # without an angle a row stays as it is
             c, s = (angle[position[some]].astype(np.float64) for angle in cos_sin)
             rows[some] = rotate_exactly(rows[some], c, s, config.rope_first, config.interleaved)
+        if side.pack == 2:
+            by, scale = scale if isinstance(scale, BlockScales) else (1.0, scale)
+            assert isinstance(scale, np.ndarray)
+            cache[page, slot], scale[page, slot] = _in_four_bits(rows / by, side)
+            continue
         if side.quant == "block":
             assert isinstance(scale, np.ndarray)
             rows, scales = _quantised(rows, side, scale.dtype)
@@ -62,6 +71,21 @@ def _places(
         page = table.astype(np.int64)[sequence, at // config.page_size]
     position = at if positions is None else positions[token].astype(np.int64)
     return token, page, at % config.page_size, position
+
+
+def _in_four_bits(x: Array, side: StoreSide) -> tuple[Array, Array]:
+    """Bytes of ``[n, H, D]``, and the scales ``[n, H, blocks]``: NaN where a value is one, else of those that are
+    finite in float32. Infinities become the largest.
+    """
+    x = x.reshape(*x.shape[:-1], side.blocks, side.G)
+    top = np.where(np.abs(x) <= LARGEST, np.abs(x), 0).max(axis=-1)
+    small = side.quant == "e2m1"
+    scales = np.clip(top / side.limit, 0, 448).astype(float8_e4m3fn) if small else (top / side.limit).astype("f4")
+    step = scales.astype(np.float64)[..., None]
+    limited = np.clip(np.nan_to_num(x, posinf=np.inf, neginf=-np.inf), -top[..., None], top[..., None])
+    codes = STORED["e2m1" if small else "s4"].codes(limited / np.where(step != 0, step, np.inf))
+    scales[np.isnan(x).any(axis=-1)] = np.nan
+    return joined(codes.reshape(-1)).reshape(*x.shape[:-2], -1), scales
 
 
 def _quantised(x: Array, side: StoreSide, dtype: np.dtype[Any]) -> tuple[Array, Array]:

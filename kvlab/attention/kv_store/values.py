@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features.intervals import host
+from kvlab.attention.features.scales import is_four_bits
 from kvlab.common.arrays import numbered, overlaps
 from kvlab.common.checks import require
 
 from .inputs import NORMAL, SMALLEST_SCALE, StoreInputs
 
-_WRITTEN = ("k_cache", "v_cache", "k_scale", "v_scale")
+_WRITTEN = ("k_cache", "v_cache", "k_scale", "v_scale", "k_block_scale", "v_block_scale")
 _VALUES = ("where", "lens", "table", "positions")
 _SCALES = ("k_scale", "v_scale")
 
@@ -59,6 +60,13 @@ def check_values(x: StoreInputs) -> None:
     if twice.size:
         one, two = token[order[twice[0]]], token[order[twice[0] + 1]]
         raise ValueError(f"tokens {one} and {two} have the same slot {slot[order[twice[0]]]}: each needs its own")
+    for name, cache in (("k", x.k_cache), ("v", x.v_cache))[: 2 - x.no_v]:
+        if is_four_bits(cache):
+            rows = host(getattr(x, name)).reshape(B * S, -1)[token]
+            lost = token[np.isnan(rows).any(axis=-1)]
+            if lost.size:
+                label = getattr(x.names, name)
+                raise ValueError(f"{label} of token {lost[0]} has a NaN: must be numbers, since 4 bits hold no NaN")
     if x.cos is not None:
         at = position if positions is None else positions.reshape(-1)[token]
         bad = (at < 0) | (at >= x.cos.shape[0])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.features.rope import split
 from kvlab.attention.tiles.masked import load
 
 Array = np.ndarray[Any, Any]
@@ -35,3 +36,47 @@ def block_scales(scale_array: Array | None, page: Array, slot: Array, kv_head: A
         at = page[..., None], slot[..., None], kv_head[:, None, None], np.arange(scale_array.shape[3])  #- address
         scale = load(scale_array, at, mask=exists[..., None], other=0.0)
     return scale
+
+
+def code_of_float(x: Array, MANTISSA: int, BIAS: int) -> Array:
+    """Code of the float nearest to ``x``, which is not negative, with so many bits of mantissa and this bias of its
+    exponent; ties to the even code. The format has no end: who calls has a least for it.
+
+    >>> code_of_float(np.float32([0.24, 0.26, 1.25, 1.75, 5.0]), 1, 1).tolist()  # e2m1
+    [0, 1, 2, 4, 6]
+    """
+    bits = x.view(np.int32)
+    odd = (bits >> (23 - MANTISSA)) & 1
+    normal = ((bits + ((1 << (22 - MANTISSA)) - 1) + odd) >> (23 - MANTISSA)) - ((127 - BIAS) << MANTISSA)
+    unit = (bits * 0 + ((151 - BIAS - MANTISSA) << 23)).view(np.float32)
+    below = (x + unit).view(np.int32) - ((151 - BIAS - MANTISSA) << 23)
+    return np.where(bits < ((128 - BIAS) << 23), below, normal)
+
+
+def number_of_e4m3(code: Array) -> Array:
+    """Float32 of the codes of e4m3 that are not negative.
+
+    >>> number_of_e4m3(np.int32([0, 1, 8, 56, 126])).tolist()
+    [0.0, 0.001953125, 0.015625, 1.0, 448.0]
+    """
+    return (code << 20).view(np.float32) * np.float32(1.329227995784916e36)
+
+
+def code_of_int4(x: Array, limit: float) -> Array:
+    """Nearest integer to ``x``, half away from zero, from -limit to limit, in four bits; of NaN 0.
+
+    >>> code_of_int4(np.float32([-9, -2.5, 2.4, np.nan]), 7.0).tolist()
+    [9, 13, 2, 0]
+    """
+    whole = np.minimum(np.floor(np.abs(np.where(x == x, x, 0.0)) + 0.5), limit).astype(np.int32)
+    return np.where(x < 0, -whole, whole) & 15
+
+
+def halves_joined(code: Array) -> Array:
+    """Bytes of the codes of neighbouring columns, the first in the low half.
+
+    >>> halves_joined(np.array([[1, 2, 15, 8]])).tolist()
+    [[33, 143]]
+    """
+    low, high = split(code)
+    return (low | (high << 4)).astype(np.uint8)

@@ -109,3 +109,36 @@ def quarters_of_int4(quads, PTX: tl.constexpr):
 def int4(codes):
     """The integer of the lowest four bits."""
     return (((codes & 15) ^ 8) - 8).to(tl.float16)
+
+
+@triton.jit
+def code_of_float(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+    """Code of the float nearest to ``x``, which is not negative, with so many bits of mantissa and this bias of its
+    exponent; ties to the even code. The format has no end: who calls has a least for it.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    odd = (bits >> (23 - MANTISSA)) & 1
+    normal = ((bits + ((1 << (22 - MANTISSA)) - 1) + odd) >> (23 - MANTISSA)) - ((127 - BIAS) << MANTISSA)
+    unit = (bits * 0 + ((151 - BIAS - MANTISSA) << 23)).to(tl.float32, bitcast=True)  # 1 in its last place: a code
+    below = (x + unit).to(tl.int32, bitcast=True) - ((151 - BIAS - MANTISSA) << 23)
+    return tl.where(bits < ((128 - BIAS) << 23), below, normal)
+
+
+@triton.jit
+def number_of_e4m3(code):
+    """Float32 of the codes of e4m3 that are not negative."""
+    return (code << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120: exponents of float32 and e4m3
+
+
+@triton.jit
+def code_of_int4(x, limit: tl.constexpr):
+    """Nearest integer to ``x``, half away from zero, from -limit to limit, in four bits; of NaN 0."""
+    whole = tl.minimum(tl.floor(tl.abs(tl.where(x == x, x, 0.0)) + 0.5), limit).to(tl.int32)
+    return tl.where(x < 0, -whole, whole) & 15
+
+
+@triton.jit
+def halves_joined(code):
+    """Bytes of the codes of neighbouring columns, the first in the low half."""
+    low, high = tl.split(tl.reshape(code, (code.shape[0], code.shape[1] // 2, 2)))
+    return (low | (high << 4)).to(tl.uint8)

@@ -7,104 +7,34 @@ and on laws: nothing but the slots named changes, and the interpreted and the co
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from caught import Caught, as_launched
+from four_bit_stores import NUMBERS, FourBitStore, check_bytes
 from store_cases import CANARY, filled
 
 from kvlab.attention import Rope, kv_store_paged, mha_decode_paged, mla_store_paged
 from kvlab.attention.tiles.four_bits.emulator import code_of_float, number_of_e4m3
 from kvlab.common.arrays import to_torch
-from kvlab.formats import known_format
-from kvlab.memory import as_dtype, bfloat16, float8_e4m3fn
+from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.mirror import lockstep
 
 Array = np.ndarray[Any, Any]
-NUMBERS = {"k": 0.65, "v": 2.1}  # of which dividing and multiplying by the reciprocal differ at ties
 BACKENDS = ["reference", "emulator", pytest.param("triton", marks=pytest.mark.interpreter)]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A store of 4 bits, most tokens in slots of their own, some in none; canaries around."""
-
-    kind: str
-    D: tuple[int, int] = (64, 96)
-    heads: int = 3
-    tokens: int = 9
-    source: str = "fp32"
-    page: int = 4
-
-    def build(self) -> tuple[list[Array], dict[str, Any]]:
-        """(arguments, options) of ``kv_store_paged``: magnitudes of blocks from 2^-24 to 2^8, a zero row, -0, more than
-        e4m3 scales reach, a subnormal, and the ties of e2m1 times the number."""
-        rng = np.random.default_rng(3)
-        pages, sources, written, options = 5, [], [], {}
-        for name, D in zip("kv", self.D, strict=True):
-            shape = self.tokens, self.heads, D
-            wide = np.exp2(rng.uniform(-24, 8, (*shape[:2], -(-D // 16)))).repeat(16, -1)[..., :D]
-            x = (rng.standard_normal(shape) * wide).astype(as_dtype(self.source))
-            x[1, 0], x[2, -1, :16], x[3, 0, 5], x[7, 0], x[8] = 0, -0.0, 60000, 0, 0
-            x[7, 0, 1] = 2.0**-130  # 1 / its int4 scale is past float32
-            ties = np.float32([6, -0.25, 0.25, 0.75, 1.25, 1.75, -2.5, 2.5, 3.5, -3.5, 5, -5])[: min(D, 12)]
-            x[8, :, : len(ties)] = ties * np.exp2(np.arange(self.heads, dtype=np.float32)[:, None]) * np.float32(
-                NUMBERS[name])
-            sources.append(x)
-            bytes_ = D // 2
-            written.append(filled((pages + 1, self.page + 1, self.heads + 1, bytes_ + 16), "uint8")[1:, 1:, 1:, 16:])
-            if self.kind == "e2m1":
-                scale = filled((pages, self.page + 1, self.heads, D // 16 + 3), "fp8")
-                options |= {f"{name}_block_scale": scale[:, 1:, :, :-3], f"{name}_scale": NUMBERS[name]}
-            else:
-                options[f"{name}_scale"] = filled((pages, self.page, self.heads + 2), "fp32")[:, :, 1:-1]
-        slots = rng.permutation(pages * self.page)[: self.tokens]
-        slots[4] = -1
-        return [*sources, *written, slots], options
-
-
 CASES = [
-    Case("e2m1"), Case("e2m1", (48, 16), heads=1, tokens=70, source="bf16", page=16), Case("int4"),
-    Case("int4", (80, 6), heads=5, source="fp16", page=3),
+    FourBitStore("e2m1"), FourBitStore("e2m1", (48, 16), heads=1, tokens=70, source="bf16", page=16),
+    FourBitStore("int4"), FourBitStore("int4", (80, 6), heads=5, source="fp16", page=3),
 ]
-
-
-def encoded(kind: str, x: Array, name: str) -> tuple[Array, Array]:
-    """Bytes and scales of ``x`` ``[T, H, D]`` by the format."""
-    T, H, D = x.shape
-    known = known_format("kvlab.nvfp4" if kind == "e2m1" else "kvlab.int4", pages=1, page_size=T, heads=H, dim=D)
-    rows = x.astype(np.float32)[None, None]
-    with np.errstate(over="ignore", invalid="ignore"):
-        raw = known.encode(rows, rows, tensor_scale=NUMBERS[name] if kind == "e2m1" else 1.0)
-    scales = raw[x.size :].view(np.uint8 if kind == "e2m1" else np.float32)
-    return raw[: x.size // 2].reshape(T, H, -1), scales[: scales.size // 2].reshape(T, H, -1)
-
-
-def check_bytes(case: Case, arrays: list[Array], options: dict[str, Any]) -> None:
-    """Every byte of the slots named is the format's, every other one a canary."""
-    slots = arrays[4]
-    token = np.nonzero((slots >= 0) & (slots < arrays[2].shape[0] * case.page))[0]
-    page, slot = np.divmod(slots[token], case.page)
-    for name, x, cache in zip("kv", arrays[:2], arrays[2:4], strict=True):
-        codes, scales = encoded(case.kind, x, name)
-        scale = options[f"{name}_block_scale" if case.kind == "e2m1" else f"{name}_scale"]
-        scale = scale.view(np.uint8) if case.kind == "e2m1" else scale[..., None]
-        assert (cache[page, slot] == codes[token]).all()
-        assert (scale[page, slot].view(np.uint8) == scales[token].view(np.uint8)).all()
-        for array in (cache, scale):
-            whole = array
-            while isinstance(whole.base, np.ndarray):
-                whole = whole.base
-            array[page, slot] = np.frombuffer(bytes([CANARY]) * array.itemsize, array.dtype)[0]
-            assert (whole.reshape(-1).view(np.uint8) == CANARY).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_bytes_are_those_of_the_format(case: Case, backend: str) -> None:
+def test_the_bytes_are_those_of_the_format(case: FourBitStore, backend: str) -> None:
     """A token of no slot of the cache is refused, and dropped where nobody looks."""
     arrays, options = case.build()
     arrays[4][6] = 1 << 40
@@ -128,8 +58,8 @@ def launched(arrays: list[Array], options: dict[str, Any]) -> Caught:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("case", [Case("e2m1"), Case("int4", (128, 64))], ids=str)
-def test_compiled(case: Case, target: str) -> None:
+@pytest.mark.parametrize("case", [FourBitStore("e2m1"), FourBitStore("int4", (128, 64))], ids=str)
+def test_compiled(case: FourBitStore, target: str) -> None:
     """No spills; four stores of 8 bytes for a thread's 32 dims, or fewer; and in the PTX machine the format's bytes."""
     from kvlab.simt import run
 
@@ -217,7 +147,7 @@ def test_infinities_and_nan(kind: str, backend: str) -> None:
     """An infinity has no part in a scale and becomes the largest number; a NaN is refused before anything is written,
     and where nobody looks its scale is NaN, that of no other.
     """
-    case = Case(kind, (32, 32))
+    case = FourBitStore(kind, (32, 32))
     arrays, options = case.build()
     k, _, cache, _, slots = arrays
     slots[...] = [3, 7, 0, 11, -1, 9, -1, -1, -1]
@@ -247,7 +177,7 @@ def test_infinities_and_nan(kind: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_reference(case: Case) -> None:
+def test_reference(case: FourBitStore) -> None:
     """Float64: within half a step of what was stored, as the emulator is."""
     for backend in BACKENDS[:2]:
         arrays, options = case.build()
@@ -273,7 +203,7 @@ def test_reference(case: Case) -> None:
 @pytest.mark.parametrize("kind, D", [("e2m1", (64, 48)), ("int4", (80, 64))])
 def test_lockstep(kind: str, D: tuple[int, int]) -> None:
     """Every output of every step, K turned on its way."""
-    arrays, options = Case(kind, D).build()
+    arrays, options = FourBitStore(kind, D).build()
     rope = Rope.of_base(50, 32, interleaved=kind == "e2m1", first=16)
     call = kv_store_paged.planned(*arrays, **options, rope=rope, positions=np.arange(9))
     names = dict(zip(("k", "v", "k_cache", "v_cache", "tables"), call.arrays, strict=True))
@@ -284,12 +214,12 @@ def test_lockstep(kind: str, D: tuple[int, int]) -> None:
 @pytest.mark.parametrize("kind", ["e2m1", "int4"])
 def test_k_alone_and_torch(kind: str) -> None:
     """K alone writes K's bytes; torch tensors in CPU memory by the emulator the same."""
-    arrays, options = Case(kind).build()
+    arrays, options = FourBitStore(kind).build()
     k, _, cache, _, slots = arrays
     mine = {name: x for name, x in options.items() if name[0] == "k"}
     kv_store_paged(k, None, cache, None, slots, **mine, backend="emulator")
     alone = cache.copy()
-    others, by = Case(kind).build()
+    others, by = FourBitStore(kind).build()
     tensors = {name: to_torch(x) if isinstance(x, np.ndarray) else x for name, x in by.items()}
     kv_store_paged(*map(to_torch, others), **tensors, backend="emulator")
     assert (others[2] == alone).all()
@@ -341,7 +271,7 @@ def frozen(array: Array) -> Array:
 
 @pytest.mark.parametrize("message", BAD)
 def test_bad_input_writes_nothing(message: str) -> None:
-    arrays, options = Case("e2m1").build()
+    arrays, options = FourBitStore("e2m1").build()
     names = dict(zip(("k", "v", "k_cache", "v_cache", "slot_mapping"), arrays, strict=True)) | options
     with pytest.raises(ValueError, match=message):
         kv_store_paged(**names | BAD[message](names))

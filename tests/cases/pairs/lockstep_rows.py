@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from four_bit_stores import FourBitStore
 from pairs import kv_store, merge_states, mla_decode, mla_prefill, paged_decode, prefill
 from pairs.calls import rows_of
 from pairs.covering import Row, Table
@@ -138,3 +139,5 @@ def cases(op: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     if op == "kv_store":  # V is the roped side of latent rows
         call = next(kv_store.latent(row) for row in rows_of(kv_store.LATENT) if row.rope)
         yield f"latent {call.row}", *arguments_of(op, call)
+        for kind in ("e2m1", "int4"):
+            yield f"4 bits, {kind}", *arguments_of(op, FourBitStore(kind))

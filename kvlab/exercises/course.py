@@ -5,7 +5,7 @@ Each answer is held against what the notebook's own objects say when the noteboo
 
 from __future__ import annotations
 
-from .judges import Formula, Places, merged, narrow_swizzle, rows_of_split_keys, scaled_values, swizzle_of_floats
+from .judges import ElementPlaces, Formula, merged, narrow_swizzle, rows_of_split_keys, scaled_values, swizzle_of_floats
 from .question import Question
 
 ELEMENTS = "so many elements; bytes are asked, two for each"
@@ -53,7 +53,7 @@ QUESTIONS = {
          (1272, "that is the offset of the last entry; count it, too")],
     ),
     "02.mended": Question(
-        Places("(32,33):(33,1)", "32 rows come first, then 33 columns", ("row", "column")),
+        ElementPlaces("(32,33):(33,1)", "32 rows come first, then 33 columns", ("row", "column")),
         ["Which entry lies where entry (1, 0) does?", "How many numbers has a row?"],
     ),
     "02.columns": Question(
@@ -64,7 +64,7 @@ QUESTIONS = {
     "02.start": Question(40, ["How many blocks come before it?", "It is the last of 6 blocks of 8 numbers."],
                          [(47, "that is where the block ends")]),
     "02.transposed": Question(
-        Places("(32,8):(1,40)", "32 columns come first, then 8 rows", ("column", "row")),
+        ElementPlaces("(32,8):(1,40)", "32 columns come first, then 8 rows", ("column", "row")),
         ["Which comes first, and which of the two has the step of 1?",
          "The shape is (32,8); a row further is 40 numbers further."],
     ),

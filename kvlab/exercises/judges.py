@@ -56,13 +56,13 @@ class Formula:
         return f"for {where} it gives {found[one]}, right is {right[one]}"
 
 
-class Places:
+class ElementPlaces:
     """Judge of a layout of a matrix, which shall be that of a text.
 
     shape     in words, for a shape that is not it
     names     of the two coordinates
 
-    >>> transposed = Places("(32,8):(1,40)", "32 columns come first, then 8 rows", ("column", "row"))
+    >>> transposed = ElementPlaces("(32,8):(1,40)", "32 columns come first, then 8 rows", ("column", "row"))
     >>> transposed("(32,8):(1,40)"), transposed("(8,32):(40,1)")
     ('', 'its shape is (8, 32): 32 columns come first, then 8 rows')
     >>> transposed(Layout("(32,8):(1,32)"))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from kvlab.mirror.memory_accesses import MemoryRecord, Watch
+from kvlab.mirror.memory_accesses import MemoryRecord, MemoryWatch
 from kvlab.mirror.trace import TracePlan
 from kvlab.mirror.trace_triton import Recorded, trace
 
@@ -25,7 +25,7 @@ def trace_kernel(
     while type(kernel).__name__ in ("Autotuner", "Heuristics"):
         kernel = kernel.fn
     _NOW[:] = [kernel, grid]
-    watch = Watch(case, unwritten)
+    watch = MemoryWatch(case, unwritten)
     with watch.watching():
         recorded = trace("kvlab.mirror.any_kernel_child:launch", plans, watch.case, programs)
     return recorded, watch.record

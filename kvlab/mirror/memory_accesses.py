@@ -1,7 +1,7 @@
 """Global memory as an interpreted kernel reaches it, line by line: addresses, sectors, and what no GPU would forgive.
 
-:class:`Watch` stands between Triton's interpreter and memory. Each array argument lies in a piece of memory of its own
-with room on both sides, so that an address outside belongs to the argument that it ran off from; the element is then
+:class:`MemoryWatch` stands between Triton's interpreter and memory. Each array argument lies in a piece of memory of its
+own with room on both sides, so that an address outside belongs to the argument that it ran off from; the element is then
 not touched.
 """
 
@@ -128,7 +128,7 @@ class _Region:
         return (self.end - self.start) // self.nbytes
 
 
-class Watch:
+class MemoryWatch:
     """Watcher of an interpreted launch: places its arrays, sees its accesses, keeps a :class:`MemoryRecord`.
 
     unwritten   arrays of the case, by name, whose values nobody has written before the launch
@@ -192,7 +192,7 @@ class Watch:
         self._library = tuple(f"{os.path.dirname(os.path.abspath(f))}{os.sep}" for f in (triton.__file__,)) + (
             f"{support}{os.sep}", os.path.join(here, "memory_accesses.py"))
         self._program = program
-        interpreter._interpreter = _Watched(module, self)
+        interpreter._interpreter = _WatchedModule(module, self)
         try:
             yield
         finally:
@@ -275,10 +275,10 @@ class Watch:
         return frame.f_code.co_filename, frame.f_lineno
 
 
-class _Watched:
-    """The interpreter's own module, each access shown to a :class:`Watch` first."""
+class _WatchedModule:
+    """The interpreter's own module, each access shown to a :class:`MemoryWatch` first."""
 
-    def __init__(self, module: Any, watch: Watch) -> None:
+    def __init__(self, module: Any, watch: MemoryWatch) -> None:
         self._module, self._watch = module, watch
 
     def __getattr__(self, name: str) -> Any:

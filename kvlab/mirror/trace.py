@@ -77,7 +77,7 @@ def members(output: str, variables: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(f"{output}[{i}]", member) for i, member in enumerate(value)]
 
 
-class Walk:
+class Tracer:
     """The trace function of one call of a twin's function."""
 
     def __init__(self, plan: TracePlan, record: Record, ran: set[int]) -> None:
@@ -88,7 +88,7 @@ class Walk:
         self.line = plan.span[0]
         self.count = [-1] * len(plan.loops)
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Walk:
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Tracer:
         if event == "line":
             self.move(frame, frame.f_lineno)
         elif event == "return":
@@ -122,7 +122,7 @@ def tracing(plans: Sequence[TracePlan], begin: Callable[[int], Record | None]) -
     known: dict[CodeType, int | None] = {}
     names = {plan.function for plan in plans}
 
-    def enter(frame: FrameType, _event: str, _arg: Any) -> Walk | None:
+    def enter(frame: FrameType, _event: str, _arg: Any) -> Tracer | None:
         code = frame.f_code
         if code.co_name not in names:
             return None
@@ -130,7 +130,7 @@ def tracing(plans: Sequence[TracePlan], begin: Callable[[int], Record | None]) -
             known[code] = next((i for i, plan in enumerate(plans) if is_code_of(plan, code)), None)
         index = known[code]
         record = begin(index) if index is not None else None
-        return Walk(plans[index], record, ran[index]) if index is not None and record is not None else None
+        return Tracer(plans[index], record, ran[index]) if index is not None and record is not None else None
 
     previous = sys.gettrace()
     sys.settrace(enter)

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from kvlab.common.torch_here import torch_here
-from kvlab.mirror.trace import Record, TracePlan, Walk, check_fresh, is_code_of, members, put_probes
+from kvlab.mirror.trace import Record, TracePlan, Tracer, check_fresh, is_code_of, members, put_probes
 
 #: (twin's index, number of the launch, step's index, iteration, output's name: of a member of a tuple ``q[1]``)
 Key = tuple[int, int, int, tuple[int, ...], str]
@@ -102,7 +102,7 @@ def _probing(plans: Sequence[TracePlan], begin: Callable[[int], Record | None]) 
 
     def start(index: int) -> Callable[[int], None]:
         record = begin(index)
-        return (lambda line: None) if record is None else Walk(plans[index], record, ran[index]).at
+        return (lambda line: None) if record is None else Tracer(plans[index], record, ran[index]).at
 
     def with_probes(self: Any, source: str) -> Any:
         tree = transform(self, source)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvlab.mirror.source import read_side
-from kvlab.mirror.trace import StaleSource, TracePlan, Walk, check_fresh, put_probes, tracing
+from kvlab.mirror.trace import StaleSource, TracePlan, Tracer, check_fresh, put_probes, tracing
 
 TEXT = """
 def walk(log, rows):
@@ -94,7 +94,7 @@ def test_probes_tell_what_the_tracer_tells(tmp_path: Path, rows: int) -> None:
     def record(step: int, iteration: tuple[int, ...], variables: dict[str, Any]) -> None:
         seen.append((plan.steps[step][0], iteration, *(variables[name] for name in plan.outputs[step])))
 
-    space: dict[str, Any] = {"begin": lambda: Walk(plan, record, ran).at}
+    space: dict[str, Any] = {"begin": lambda: Tracer(plan, record, ran).at}
     exec(compile(tree, str(path), "exec", dont_inherit=True), space)
     result = space["walk"](expected, rows)
     assert [one[:2] for one in seen] == expected

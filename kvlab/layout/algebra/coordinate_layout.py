@@ -29,7 +29,7 @@ Path: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class ScaledBasis:
     """A step of ``value`` along the dimension that ``path`` names: (1,) is dimension 1, (1, 0) the first part of it.
     :func:`E` makes one.
 
@@ -47,8 +47,8 @@ class Step:
         if not self.path or max(self.path) >= 64:
             raise ValueError(f"path is {shown(self.path)}: must name a dimension, 0 to 63")
 
-    def __rmul__(self, factor: int) -> Step:
-        return Step(self.value * as_int(factor, "factor"), self.path)
+    def __rmul__(self, factor: int) -> ScaledBasis:
+        return ScaledBasis(self.value * as_int(factor, "factor"), self.path)
 
     __mul__ = __rmul__
 
@@ -56,13 +56,13 @@ class Step:
         return "@".join(map(str, (self.value, *reversed(self.path))))
 
 
-def E(*path: int) -> Step:
+def E(*path: int) -> ScaledBasis:
     """A step of one along a dimension, CuTe's ``E<path>``.
 
     >>> print(E(0))
     1@0
     """
-    return Step(1, path)
+    return ScaledBasis(1, path)
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
@@ -100,7 +100,7 @@ class CoordinateLayout:
         shape = int_tuple(shape, "shape")
         check_nesting(stride, "stride")
         steps = _leaves(stride)
-        paths = {step.path for step in steps if isinstance(step, Step)}
+        paths = {step.path for step in steps if isinstance(step, ScaledBasis)}
         if offset is not None:
             offset = int_tuple(offset, "offset")
             paths |= set(_paths(offset))
@@ -129,7 +129,7 @@ class CoordinateLayout:
         shape = int_tuple(shape, "shape")
         if isinstance(shape, int):
             return cls(shape, E(0))
-        return cls(shape, _like(shape, iter([Step(1, path) for path in _paths(shape)])))
+        return cls(shape, _like(shape, iter([ScaledBasis(1, path) for path in _paths(shape)])))
 
     @classmethod
     def parse(cls, text: str) -> CoordinateLayout:
@@ -153,7 +153,7 @@ class CoordinateLayout:
         steps: list[Any] = []
         for number in flatten(self.layout.stride):
             moved = [(value, slot) for slot, value in enumerate(self._unpacked(number)) if value]
-            steps.append(Step(moved[0][0], by_slot[moved[0][1]]) if moved else 0)
+            steps.append(ScaledBasis(moved[0][0], by_slot[moved[0][1]]) if moved else 0)
         return _like(self.layout.stride, iter(steps))
 
     @property
@@ -173,7 +173,7 @@ class CoordinateLayout:
 
     def __str__(self) -> str:
         text = f"{_text(self.shape)}:{_text(self.stride)}"
-        seen = _profile({step.path for step in _leaves(self.stride) if isinstance(step, Step)})[0]
+        seen = _profile({step.path for step in _leaves(self.stride) if isinstance(step, ScaledBasis)})[0]
         return text if not self.start and seen == self.profile else f"{_text(self.offset)} o {text}"
 
     def __repr__(self) -> str:
@@ -234,7 +234,7 @@ class CoordinateLayout:
 def _leaves(tree: Any) -> list[Any]:
     if isinstance(tree, tuple | list):
         return [leaf for item in tree for leaf in _leaves(item)]
-    if isinstance(tree, Step) or (isinstance(tree, int) and not isinstance(tree, bool) and tree == 0):
+    if isinstance(tree, ScaledBasis) or (isinstance(tree, int) and not isinstance(tree, bool) and tree == 0):
         return [tree]
     raise ValueError(f"stride is {shown(tree)}: must be E(dimension), times an int, or 0")
 
@@ -285,7 +285,7 @@ def _parsed(text: str) -> tuple[IntTuple, Any, IntTuple | None]:
         steps: list[Any] = []
 
         def number(match: re.Match[str]) -> str:
-            steps.append(Step(int(match[1]), tuple(int(n) for n in reversed(match[2][1:].split("@")))))
+            steps.append(ScaledBasis(int(match[1]), tuple(int(n) for n in reversed(match[2][1:].split("@")))))
             return str(len(steps))
 
         tree = parse_tree(_STEP.sub(number, stride))

@@ -1,8 +1,8 @@
 """Global memory as an interpreted kernel reaches it, line by line: addresses, sectors, and what no GPU would forgive.
 
-:class:`MemoryWatch` stands between Triton's interpreter and memory. Each array argument lies in a piece of memory of its
-own with room on both sides, so that an address outside belongs to the argument that it ran off from; the element is then
-not touched.
+:class:`MemoryWatch` stands between Triton's interpreter and memory. Each array argument lies in a piece of memory of
+its own with room on both sides, so that an address outside belongs to the argument that it ran off from; the element is
+then not touched.
 """
 
 from __future__ import annotations

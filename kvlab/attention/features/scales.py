@@ -200,7 +200,8 @@ def check_block_scales(k: Any, v: Any, k_block_scale: Any, v_block_scale: Any) -
     missing = [name for name, scale in given.items() if scale is None]
     if len(missing) == 2:
         return
-    require(not missing, f"{''.join(missing)} is None", "given with that of the other: K and V are of one format")
+    beside = " and ".join(name for name in given if name not in missing)
+    require(not missing, f"{''.join(missing)} is None", f"given with {beside}: K and V are of one format")
     for (name, scale), (of, array) in zip(given.items(), (("k", k), ("v", v)), strict=True):
         require(is_four_bits(array), f"{name} with {of} of dtype {array.dtype}", "left out: of uint8, two e2m1 a byte")
         check_array(name, scale)

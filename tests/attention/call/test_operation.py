@@ -49,6 +49,7 @@ def test_the_folders_are_the_operations() -> None:
     assert {"mha_decode_paged", "mla_store_paged", *FOLDERS} <= set(OPERATIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_module_of_a_folder_by_every_form_of_import(folder: str) -> None:
     """In a fresh process, where nothing but the import itself has brought the module."""

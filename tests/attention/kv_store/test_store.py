@@ -198,6 +198,7 @@ def test_offsets_beyond_32_bits() -> None:
 
 
 @pytest.mark.interpreter
+@pytest.mark.slow
 def test_offsets_beyond_32_bits_in_the_kernel() -> None:
     """The kernel where it is interpreted: the pool is sparse, so it is made there."""
     from kvlab.triton_support import child

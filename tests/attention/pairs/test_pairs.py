@@ -28,6 +28,7 @@ def test_reference(op: str) -> None:
 
 
 @pytest.mark.interpreter
+@pytest.mark.slow
 @pytest.mark.parametrize("build", EVERY)
 def test_kernel(build: Any) -> None:
     build().check("triton")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 Row = dict[str, Any]
@@ -77,8 +78,18 @@ class Table:
 
     def obeys(self, row: Mapping[str, Any]) -> bool:
         """Whether all rules allow a row, or what there is of it."""
-        return all(
-            rule.allows(*(row[name] for name in rule.names)) for rule in self.rules if all(n in row for n in rule.names)
+        return _allowed(self.rules, row)
+
+    @cached_property
+    def _rules_of(self) -> dict[str, tuple[Rule, ...]]:
+        names = {name for rule in self.rules for name in rule.names}
+        return {name: tuple(rule for rule in self.rules if name in rule.names) for name in names}
+
+    def _may_be_completed(self, row: Row) -> bool:
+        """Whether the rules allow what there is of a row, and beside it a level of each factor that is missing."""
+        return self.obeys(row) and all(
+            any(_allowed(rules, {**row, name: level}) for level in self.factors[name])
+            for name, rules in self._rules_of.items() if name not in row
         )
 
     def _levels(self, names: Sequence[str]) -> Iterator[Level]:
@@ -93,7 +104,7 @@ class Table:
         self, row: dict[str, int], names: Sequence[str], order: Callable[..., Any] | None = None
     ) -> dict[str, int] | None:
         """``row`` with a level for every factor, the first in ``order`` that the rules allow; None if there is none."""
-        if not self.obeys({name: self.factors[name][i] for name, i in row.items()}):
+        if not self._may_be_completed({name: self.factors[name][i] for name, i in row.items()}):
             return None
         name = next((name for name in names if name not in row), None)
         if name is None:
@@ -103,6 +114,10 @@ class Table:
             levels.sort(key=lambda i: order(row, (name, i)))
         whole = (self._completed({**row, name: i}, names, order) for i in levels)
         return next((found for found in whole if found is not None), None)
+
+
+def _allowed(rules: Sequence[Rule], row: Mapping[str, Any]) -> bool:
+    return all(rule.allows(*(row[name] for name in rule.names)) for rule in rules if row.keys() >= {*rule.names})
 
 
 def _pair(one: Level, other: Level) -> tuple[Level, Level]:

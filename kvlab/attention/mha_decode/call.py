@@ -65,6 +65,8 @@ class PagedDecode(PlannedCall):
         q, tokens, balanced = self.q, sizes.get("S", 1), self.over_schedule
         fixed = balanced and self.num_splits is not None
         require(not fixed, f"num_splits with {self.why_scheduled()}", "left out: units follow from the lengths")
+        refused = balanced and self.balanced is False
+        require(not refused, f"balanced=False with {self.why_scheduled()}", "left out: such a call is over a schedule")
         most = MAX_TOKENS_BALANCED if balanced else MAX_TOKENS
         require(1 <= tokens <= most, f"q has {tokens} new tokens a sequence", f"1 to {most}")
         caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}

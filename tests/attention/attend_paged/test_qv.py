@@ -144,3 +144,5 @@ def test_bad_calls() -> None:
     assert beyond_rows(Features(qv=qv)) == "qv"  # of Hopper's kernels
     with pytest.raises(ValueError, match="num_splits with qv: must be left out"):
         mha_decode_paged(q[:2], k, v, *rest[:2], qv=qv[:2], num_splits=2)
+    with pytest.raises(ValueError, match="balanced=False with qv: must be left out"):
+        mha_decode_paged(q[:2], k, v, *rest[:2], qv=qv[:2], balanced=False)

@@ -70,7 +70,7 @@ def kv_store_paged(
 
     >>> four, scale = np.zeros((2, 2, 4, 1, 1), np.uint8), np.zeros((2, 2, 4, 1), np.float32)
     >>> kv_store_paged(k, -k, four[0], four[1], np.array([5, -1, 0]), k_scale=scale[0], v_scale=scale[1])
-    >>> hex(four[0, 0, 0, 0, 0]), float(scale[0, 0, 0, 0]) * 7
+    >>> hex(four[0, 0, 0, 0, 0]), round(float(scale[0, 0, 0, 0]) * 7, 4)
     ('0x76', 5.0)
     """
     return store_of_pages(

@@ -163,7 +163,7 @@ def test_bad_input() -> None:
     for words, more in {
         r"k_block_scale has shape \(11, 16, 2, 4\): must be " + columns: {"k_block_scale": scale[..., :4]},
         "k_block_scale has dtype float32: must be float8_e4m3fn": {"k_block_scale": scale.astype(np.float32)},
-        "v_block_scale is None: must be given with that of the other": {"v_block_scale": None},
+        "v_block_scale is None: must be given with k_block_scale": {"v_block_scale": None},
         r"v_block_scale has strides .*: must be contiguous": {"v_block_scale": np.repeat(scale, 2, -1)[..., ::2]},
         "head dimension of v_cache 120: must be a multiple of 32 from 32": {
             "v_cache": v[..., :60], "v_block_scale": scale[..., :7]

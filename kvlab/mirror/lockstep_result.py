@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.text_table import text_columns
 from kvlab.memory import as_dtype
 from kvlab.mirror.comparison import Apart, Tolerance
 from kvlab.mirror.lines import Lines
@@ -240,17 +241,13 @@ class Lockstep:
 
     def table(self) -> str:
         """A text table: one line for every output of every step; ULPs are those of the tensor's largest magnitude."""
-        head = ("twin", "step", "output", "shape", "dtype", "compared", "max abs", "max rel", "ULPs", "")
-        lines = [head]
+        lines = [("twin", "step", "output", "shape", "dtype", "compared", "max abs", "max rel", "ULPs", "")]
         for m in self.maxima:
             shape = "x".join(map(str, m.shape)) or "scalar"
             mark = "ok" if m.ok else "DIFFERS" + (f": {m.problem}" if m.problem else "")
             numbers = (f"{m.absolute:.3g}", f"{m.relative:.3g}", "-" if np.isinf(m.ulps) else f"{m.ulps:.3g}")
             lines.append((m.twin, m.step, m.output, shape, m.dtype, str(m.compared), *numbers, mark))
-        widths = [max(len(line[column]) for line in lines) for column in range(len(head) - 1)]
-        text = [
-            "  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[-1]]).rstrip() for line in lines
-        ]
+        text = text_columns(lines)
         return "\n".join([text[0], "-" * max(map(len, text)), *text[1:], self.finding])
 
     def __str__(self) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from kvlab.common.checks import shown
+from kvlab.common.text_table import text_columns
+from kvlab.hardware import SECTOR_BYTES
 
-SECTOR = 32
-"""Bytes of a sector of DRAM."""
 _GUARD = 4096
 
 
@@ -107,9 +107,7 @@ class MemoryRecord:
         head = ("line", "operation", "argument", "times", "elements", "bytes", "sectors", "ideal", "code")
         rows = [head, *((str(one.line), one.operation, one.argument, str(one.times), str(one.elements),
                          f"{one.low}-{one.high}", str(one.sectors), str(one.ideal), one.code) for one in self.lines)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
-        return "\n".join("  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
-                         for row in rows)
+        return "\n".join(text_columns(rows))
 
 
 @dataclass
@@ -255,8 +253,8 @@ class MemoryWatch:
         one.low, one.high = (low, high) if not one.elements else (min(one.low, low), max(one.high, high))
         one.elements += inside.size
         distinct = np.unique(inside)
-        one.sectors += len(np.unique((region.start + distinct) // SECTOR))
-        one.ideal += -(-len(distinct) * nbytes // SECTOR)
+        one.sectors += len(np.unique((region.start + distinct) // SECTOR_BYTES))
+        one.ideal += -(-len(distinct) * nbytes // SECTOR_BYTES)
 
     def _fault(
         self, kind: str, path: str, line: int, operation: str, region: _Region, element: np.ndarray

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.common.drawn import Shown
+from kvlab.common.text_table import text_columns
 from kvlab.hardware import copy_wavefronts, count_wavefronts, get_arch
 from kvlab.hardware.banks.copy_wavefronts import copy_unit_passes
 from kvlab.hardware.banks.sectors import sectors as count_sectors
@@ -271,12 +272,7 @@ class KernelRun(Shown):
     def table(self, *, by: str = "source") -> str:
         """Accesses to memory as text: ``by`` line of the ``"source"``, or each instruction of the ``"ptx"``."""
         rows = list(self._rows(by))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(cell.ljust(w) if i in (0, len(row) - 1) else cell.rjust(w)
-                      for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
-            for row in rows
-        )
+        return "\n".join(text_columns(rows, left=[0, len(rows[0]) - 1]))
 
     def _rows(self, by: str) -> Iterator[tuple[str, ...]]:
         if by not in ("source", "ptx"):

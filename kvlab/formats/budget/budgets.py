@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from kvlab.common.checks import count, flag, require, shown
 from kvlab.common.drawn import Drawn
+from kvlab.common.text_table import text_columns
 
 from .config import ModelConfig, read_config
 from .groups import KVGroup, aligned, groups_of, uniform
@@ -238,10 +239,9 @@ class KVBudget(Drawn):
         layers = len({index for group in self.groups for index in group.layers})
         waste = f"{every.waste:.1%}".replace("%", " %")
         rows.append(("all", str(layers), str(self.bytes_per_token), "", "", "", "", "", str(every.nbytes), waste))
-        wide = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-        lines = ["  ".join((row[0].ljust(wide[0]), *map(str.rjust, row[1:], wide[1:]))).rstrip() for row in rows]
         return "\n".join([
-            f"{self.name}, {self.kv_dtype}: bytes on {rank}, a request of {tokens} tokens", *lines, *self.notes
+            f"{self.name}, {self.kv_dtype}: bytes on {rank}, a request of {tokens} tokens",
+            *text_columns(rows, left=[0]), *self.notes,
         ])
 
 

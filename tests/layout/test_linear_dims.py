@@ -39,6 +39,7 @@ def test_parts_put_together_are_the_whole():
 
 def test_dimensions_are_cut():
     np.testing.assert_array_equal(LAYOUT.resize_in("lane", 2).coordinates(), TABLE[:, :2])
+    np.testing.assert_array_equal(LAYOUT.resize_in("lane", 1).coordinates(), TABLE[:, :1])
     small = LAYOUT.resize_out("dim1", 4)
     assert small.bases == {"register": [[0, 1], [0, 2], [3, 0]], "lane": [[1, 0], [2, 0], [0, 0]], "warp": [[4, 0]]}
 

@@ -56,7 +56,8 @@ def test_a_wrong_kernel_is_named(name: str, tmp_path: Path) -> None:
     options = {"unwritten": fault.unwritten}
     found = lockstep_kernel(getattr(wrong, fault.kernel), twin, arguments, fault.grid or grid, **options)
     assert not found.ok
-    assert [words for words in fault.named() if words not in found.finding] == [], found.finding
+    assert [words for words in fault.named() if not re.search(words, found.finding)] == [], found.finding
+    assert "no known pattern" not in found.finding or found.memory.faults
 
 
 @pytest.mark.interpreter

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.common.checks import is_integer, require, shown
+from kvlab.mirror.causes import cause_of, place_of
 from kvlab.mirror.lockstep_result import Lockstep
 from kvlab.mirror.lockstep_run import Tolerances, _check_tolerance, _Comparer, _program_list
 from kvlab.mirror.memory_accesses import MemoryRecord
 from kvlab.mirror.patterns import Pattern, differing, held_by, pattern_of
 from kvlab.mirror.proposed import Proposal, called_by_both, propose
+from kvlab.mirror.source import TwinSide
 from kvlab.mirror.trace import Record, StaleSource, TracePlan, members, tracing
 from kvlab.mirror.trace_triton import Key, Recorded, to_numpy
 
@@ -53,15 +55,29 @@ class KernelLockstep(Lockstep):
         first = self.first_difference
         if first is None or first.kernel is None or first.emulator is None:
             return None
-        return pattern_of(first.kernel, first.emulator, *self._near(first))
+        found, sides = pattern_of(first.kernel, first.emulator, *self._near(first)), self._sides(first.twin)
+        if found.name != "region" or sides is None:
+            return found
+        later = bool(first.iteration) and first.iteration[-1] > 0
+        agreed = self.helpers.get(first.twin, self.proposal).matched
+        said = cause_of(*sides, first.index, first.output.partition("[")[0], later, agreed)
+        return found if said is None else Pattern(*said, found.where)
+
+    def _sides(self, twin: str) -> tuple[TwinSide, TwinSide] | None:
+        """Kernel and twin of the function that a difference is in; None for what the launch returned."""
+        return next(((kernel, other) for name, kernel, other in self.twins if name == twin), None)
 
     @property
     def finding(self) -> str:
-        """A few sentences: what is wrong with the kernel's accesses, the first difference, what it looks like, and
-        with a ``target`` which threads hold it."""
+        """A few sentences: what is wrong with the kernel's accesses, the first difference, the kernel's line, what it
+        looks like, and with a ``target`` which threads hold it."""
         parts = [str(fault) for fault in self.memory.faults]
         if self.first_difference is not None or not parts:
             parts.append(super().finding)
+        first = self.first_difference
+        sides = None if first is None else self._sides(first.twin)
+        if first is not None and sides is not None:
+            parts.append(place_of(*sides, first.index, first.output.partition("[")[0]))
         if self.explanation is not None:
             parts.append(str(self.explanation))
             if self.target is not None:
@@ -79,7 +95,10 @@ class KernelLockstep(Lockstep):
         first = self.first_difference
         if first is None or first.kernel is None or first.emulator is None:
             return ""
-        side = next(kernel for name, kernel, _ in self.twins if name == first.twin)
+        sides = self._sides(first.twin)
+        if sides is None:
+            return ""
+        side = sides[0]
         name = first.output.partition("[")[0]
         lines = {n for low, high in side.steps[first.index].ranges for n in range(low, high + 1)}
         layout = xray(*self._again, target, **options).layout_of(first.kernel.shape, name, lines, side.path)

@@ -23,7 +23,7 @@ class Pattern:
 
     name   ``transposed``, ``shifted``, ``tile shifted``, ``stride``, ``swizzle``, ``mask missing``, ``scale missing``,
            ``sum dropped``, ``negated``, ``offset``, ``rounding``, ``rows permuted``, ``not finite``, ``region``,
-           ``equal``
+           ``equal``; from the text (:mod:`kvlab.mirror.causes`) ``operand missing``, ``carried``
 
     >>> tile = np.arange(16.0).reshape(4, 4)
     >>> print(pattern_of(tile.T, tile))

@@ -9,6 +9,7 @@ instructions from the disassembly.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import multiprocessing
 import pickle
@@ -160,7 +161,8 @@ def compile_kernel(
     or asynchronous loads. ``options`` are the backend's
     (``waves_per_eu=2``, ...). :func:`signature_of` derives all three from example arguments.
 
-    A bad target or argument name raises ValueError, an interpreted process RuntimeError; the compiler's errors pass.
+    A bad target, argument name or option raises ValueError, an interpreted process RuntimeError; the compiler's errors
+    pass.
     """
     if target not in TARGETS:
         raise ValueError(f"target is {target!r}: must be one of {', '.join(TARGETS)}")
@@ -169,8 +171,13 @@ def compile_kernel(
     require()
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.compiler import ASTSource, make_backend
 
+    place = GPUTarget(*TARGETS[target])
+    known = [one.name for one in dataclasses.fields(make_backend(place).parse_options({}))]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{option} is {options[option]!r}: {target} has no such option, must be one of {known}")
     while not hasattr(fn, "arg_names") or not hasattr(fn, "params"):  # autotuned, heuristics
         fn = fn.fn
     names, constants = list(fn.arg_names), dict(constexprs or {})
@@ -194,7 +201,7 @@ def compile_kernel(
     wanted = {"num_warps": num_warps, "num_stages": num_stages, **options}
     with triton.knobs.cache.scope():
         triton.knobs.cache.dir = _cache_folder()
-        build = functools.partial(triton.compile, source, target=GPUTarget(*TARGETS[target]), options=wanted)
+        build = functools.partial(triton.compile, source, target=place, options=wanted)
         if TARGETS[target][0] == "hip" and shares_amd_casts():
             _in_fork(build)  # fills the cache, from which the next line reads
         kernel = build()

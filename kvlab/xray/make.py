@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvlab.common.checks import is_integer, require, shown
+from kvlab.common.checks import count, is_integer, require, shown
 from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
 from kvlab.xray.accesses import accesses, argument_values, joined
 from kvlab.xray.edges import allocations, edges
@@ -36,8 +36,8 @@ def xray(
 
     Addresses are followed for the first program and the first trip of each loop. An integer whose value is not given
     is taken for 4096, or 4099 where it may be no multiple of 16: ``XRay.assumed`` says so. What a kernel loads and then
-    uses as an address counts as 0. ValueError for a target or a parameter that there is none of; what the compiler
-    says of the kernel passes.
+    uses as an address counts as 0. ValueError for a target, a parameter or an option that there is none of, and for
+    options of what is compiled already; what the compiler says of the kernel passes.
 
     >>> from kvlab.triton_support.stage_kernels import stage
     >>> types = {"q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "o_ptr": "*fp32", "tiles": "i32"}
@@ -48,12 +48,17 @@ def xray(
     start, remake = time.perf_counter(), None
     given: dict[str, int] = {}
     if isinstance(kernel, Compiled):
+        stray = {"signature_or_args": signature_or_args} if signature_or_args is not None else options
+        for name, value in stray.items():
+            raise ValueError(f"{name} is {shown(value)}: must be left out, {kernel.name} is compiled already")
         made, fn = kernel, None
     else:
         if target not in tuple(TARGETS):
             raise ValueError(f"target is {target!r}: must be one of {', '.join(TARGETS)}")
         warps = is_integer(num_warps) and num_warps in (1, 2, 4, 8, 16, 32)
         require(num_warps is None or warps, f"num_warps is {shown(num_warps)}", "a power of two from 1 to 32")
+        if num_stages is not None:
+            count("num_stages", num_stages)
         fn = kernel
         while not hasattr(fn, "arg_names") or not hasattr(fn, "params"):
             if not hasattr(fn, "fn"):

@@ -31,8 +31,9 @@ class InSource(NamedTuple):
         return self.planted()[0]
 
     def named(self) -> list[str]:
-        """The words, with the number of the line."""
-        return [words.format(line=self.planted()[1]) for words in self.words]
+        """The words, and the line of the fault, each as a pattern."""
+        line = self.planted()[1]
+        return [rf"\bline (\d+ and )*{line}\b", *(re.escape(words.format(line=line)) for words in self.words)]
 
     def planted(self) -> tuple[str, int]:
         """The file's text, and the line of the fault."""
@@ -87,10 +88,11 @@ IN_SOURCE: dict[str, InSource] = {
         "flash_attention", "tl.exp2(s - new[:, None])", "tl.exp2(s - new[:, None]).to(tl.bfloat16).to(tl.float32)",
         ("flash_attention.p,", "rounding: the first is the other rounded to bfloat16")),
     "sums not rescaled": InSource(
-        "flash_attention", "acc * shrink[:, None]", "acc", ("flash_attention.acc_2, iteration 1", "no known pattern")),
+        "flash_attention", "acc * shrink[:, None]", "acc",
+        ("flash_attention.acc_2, iteration 1", "operand missing: the second's statement uses shrink")),
     "maximum of one tile alone": InSource(
         "flash_attention", "new = tl.maximum(m, tl.max(s, 1))", "new = tl.max(s, 1)",
-        ("flash_attention.new, iteration 1",)),
+        ("flash_attention.new, iteration 1", "operand missing: the second's statement uses m, the first's does not")),
     "maximum not kept": InSource(
         "flash_attention", "        m = new", "        m = m",
         ("flash_attention.m_2, iteration 0", "not finite: the first is infinite")),
@@ -99,7 +101,9 @@ IN_SOURCE: dict[str, InSource] = {
         ("matmul.acc_2, iteration 1",
          "sum dropped: the first is the second without its value of the iteration before")),
     "pointer not advanced": InSource(
-        "matmul", "b += BK * stride_b", "b += BK", ("matmul.acc_2, iteration 1",)),
+        "matmul", "b += BK * stride_b", "b += BK", (
+            "matmul.acc_2, iteration 1",
+            "carried: the trip before agrees, so what it leaves to this one does not: a (line 39), b (line 40)")),
     "page after the right one": InSource(
         "paged_decode", "table_ptr + page)", "table_ptr + page + 1)", ("outside table_ptr", "paged_decode.block")),
     "operand transposed": InSource(
@@ -119,9 +123,12 @@ IN_SOURCE: dict[str, InSource] = {
         "atomics", "tl.atomic_add(counts_ptr + offsets % BINS, ",
         "tl.store(counts_ptr + offsets % BINS, tl.load(counts_ptr + offsets % BINS) + ",
         ("overwritten: line {line}: store of 32 elements of counts_ptr, where another program stored other values",)),
-    "mean not divided": InSource("layer_norm", "tl.sum(total) / N", "tl.sum(total)", ("layer_norm.mean,",)),
-    "epsilon forgotten": InSource("layer_norm", "mean * mean + eps", "mean * mean", ("layer_norm.rstd,",),
-                                  {"eps": 0.5}),
+    "mean not divided": InSource(
+        "layer_norm", "tl.sum(total) / N", "tl.sum(total)",
+        ("layer_norm.mean,", "operand missing: the second's statement uses N, the first's does not")),
+    "epsilon forgotten": InSource(
+        "layer_norm", "mean * mean + eps", "mean * mean",
+        ("layer_norm.rstd,", "operand missing: the second's statement uses eps"), {"eps": 0.5}),
     "sign of the centred values": InSource("layer_norm", "y = (x - mean) * rstd * tl.load(w_ptr + columns) + tl.load("
         "b_ptr + columns)", "y = (mean - x) * rstd * tl.load(w_ptr + columns) + tl.load(b_ptr + columns)",
         ("layer_norm.y,", "negated"), {"b_ptr": np.zeros(64, np.float32)}),

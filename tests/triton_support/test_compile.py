@@ -114,6 +114,10 @@ def test_bad_input_is_named(kernels):
         compile_kernel(kernels.copy_kernel, {"x": "*i32", "y": "*i32", "n": "i32"}, {"B": 16, "n": 1})
     with pytest.raises(ValueError, match=r"divisible \['B'\]"):
         compile_kernel(kernels.copy_kernel, {"x": "*i32", "y": "*i32", "n": "i32"}, {"B": 16}, divisible=["B"])
+    types = {"x": "*i32", "y": "*i32", "n": "i32"}
+    for target, option in (("sm_90", "num_wraps"), ("sm_90", "waves_per_eu"), ("gfx942", "maxnreg")):
+        with pytest.raises(ValueError, match=rf"{option} is 2: {target} has no such option, must be .*num_warps"):
+            compile_kernel(kernels.copy_kernel, types, {"B": 16}, target, **{option: 2})
 
 
 @pytest.mark.parametrize("order", [AMD, AMD[::-1]], ids="-then-".join)

@@ -298,6 +298,14 @@ def test_errors_name_the_argument() -> None:
         xray(kernel, [*arguments.values(), 5, 5, 5, 5])
     with pytest.raises(ValueError, match="num_warps is 3: must be a power of two"):
         xray(kernel, arguments, num_warps=3)
+    with pytest.raises(ValueError, match="num_stages is -1: must be at least 0"):
+        xray(kernel, arguments, num_stages=-1)
+    with pytest.raises(ValueError, match=r"num_wraps is 8: sm_90 has no such option, must be one of \["):
+        xray(kernel, arguments, num_wraps=8)
+    compiled = tutorial("softmax", "sm_90").compiled
+    for given in ({"signature_or_args": arguments}, {"maxnreg": 64}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} is .*: must be left out, softmax is compiled"):
+            xray(compiled, **given)
 
 
 @pytest.mark.timing

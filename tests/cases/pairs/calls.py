@@ -15,6 +15,20 @@ from pairs.operands import Operand, only_within, placed, result
 from kvlab.common.arrays import to_numpy, to_torch
 
 Array = np.ndarray[Any, Any]
+SCORES: dict[str, tuple[Any, ...]] = {
+    "softcap": (0.0, 2.5),
+    "sinks": ("", "float32", "bfloat16"),
+    "slopes": ("", "head", "sequence"),
+    "q_scale": ("", "number", "head"),
+    "k_scale": ("", "number", "head", "token"),
+}
+CALLS: dict[str, tuple[Any, ...]] = {
+    "base2": (False, True),
+    "out": ("new", "given"),
+    "ints": ("int32", "int64"),
+    "spread": (1, 4),
+}
+"""Levels that all operations have: of scores, and of calls."""
 NUMBERS = {"q": 0.75, "k": 0.625, "v": 1.375, "rope": 0.875}
 
 

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
-from pairs.calls import Call, Row, argument, random_scales, rows_of, scale
+from pairs.calls import CALLS, SCORES, Call, Row, argument, random_scales, rows_of, scale
 from pairs.covering import Rule, Table
 from pairs.formula import Rows, Scores, attend
 from pairs.operands import page_table, placed, poison, vectors
@@ -31,17 +31,10 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "page": (1, 5, 16, 64),
     "layout": ("none", "NHD", "HND"),
     "splits": (1, 2, 3),
-    "softcap": (0.0, 2.5),
-    "sinks": ("", "float32", "bfloat16"),
-    "slopes": ("", "head", "sequence"),
-    "q_scale": ("", "number", "head"),
-    "k_scale": ("", "number", "head", "token"),
+    **SCORES,
     "scale": (0.125, 0.3),
     "mask_value": (None, -5e4),
-    "base2": (False, True),
-    "out": ("new", "given"),
-    "ints": ("int32", "int64"),
-    "spread": (1, 4),
+    **CALLS,
     "arch": ("sm_90", "sm_80", "gfx950"),
 }
 

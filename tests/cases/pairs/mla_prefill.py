@@ -6,19 +6,17 @@ import functools
 from typing import Any
 
 import numpy as np
-from pairs.calls import Call, Row, argument, random_scales, rows_of, scale
+from pairs.calls import CALLS, SCORES, Call, Row, argument, random_scales, rows_of, scale
 from pairs.covering import Rule, Table
 from pairs.formula import Rows, Scores, attend
 from pairs.mla_decode import AWARE
 from pairs.operands import page_table, placed, poison, vectors
-from pairs.paged_decode import FP8
+from pairs.paged_decode import FP8, SCALES
+from pairs.prefill import LENGTHS
 from pairs.sights import MASKS, WINDOWS, sight
 
 import kvlab.attention
 from kvlab.memory import as_dtype, bfloat16
-
-LENGTHS = (((5, 37), (3, 0)), ((20, 20), (70, 70)), ((1, 9), (33, 129)), ((17, 90), (0, 5), (40, 64)))
-"""(queries, keys) of each sequence."""
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "form": ("rows", "rows of a head", "pages", "NHD", "HND"),
@@ -33,18 +31,11 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "lengths": LENGTHS,
     "heads": (1, 3, 4),
     "page": (1, 5, 16),
-    "softcap": (0.0, 2.5),
-    "sinks": ("", "float32", "bfloat16"),
-    "slopes": ("", "head", "sequence"),
-    "q_scale": ("", "number", "head"),
-    "k_scale": ("", "number", "head", "token"),
-    "v_scale": ("", "number", "head", "token"),
-    "rope_scale": ("", "number", "head", "token"),
+    **SCORES,
+    "v_scale": SCORES["k_scale"],
+    "rope_scale": SCORES["k_scale"],
     "scale": (None, 0.3),
-    "base2": (False, True),
-    "out": ("new", "given"),
-    "ints": ("int32", "int64"),
-    "spread": (1, 4),
+    **CALLS,
     "most": (False, True),
     "arch": ("sm_90", "sm_80", "gfx950"),
 }
@@ -75,9 +66,7 @@ PREFILL = Table(
         Rule(("form", "held"), lambda form, held: not _rows(form) or held == "all"),
         Rule(("form", "page"), lambda form, page: not _rows(form) or page == 1),
         Rule(("form", "latent"), lambda form, latent: not _rows(form) or latent == 32),
-        Rule(("q_scale", "dtypes"), lambda scale, dtypes: not scale or dtypes[0] == FP8),
-        Rule(("k_scale", "dtypes"), lambda scale, dtypes: not scale or dtypes[1] == FP8),
-        Rule(("v_scale", "dtypes"), lambda scale, dtypes: not scale or dtypes[1] == FP8),
+        *SCALES,
         Rule(("rope_scale", "dtypes"), lambda scale, dtypes: not scale or dtypes[2] == FP8),
         Rule(("arch", "dtypes", "columns"), _emulated),
     ),

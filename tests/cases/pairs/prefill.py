@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
-from pairs.calls import Call, Row, argument, random_scales, rows_of, scale
+from pairs.calls import CALLS, SCORES, Call, Row, argument, random_scales, rows_of, scale
 from pairs.covering import Rule, Table
 from pairs.formula import Rows, Scores, attend
 from pairs.operands import page_table, placed, poison, vectors
@@ -29,17 +29,10 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "lengths": LENGTHS,
     "heads": ((3, 1), (2, 2), (6, 2), (8, 1)),
     "page": (1, 5, 16),
-    "softcap": (0.0, 2.5),
-    "sinks": ("", "float32", "bfloat16"),
-    "slopes": ("", "head", "sequence"),
-    "q_scale": ("", "number", "head"),
-    "k_scale": ("", "number", "head", "token"),
-    "v_scale": ("", "number", "head", "token"),
+    **SCORES,
+    "v_scale": SCORES["k_scale"],
     "scale": (None, 0.3),
-    "base2": (False, True),
-    "out": ("new", "given"),
-    "ints": ("int32", "int64"),
-    "spread": (1, 4),
+    **CALLS,
     "most": (False, True),
     "arch": ("sm_90", "sm_80", "gfx950"),
 }

@@ -14,7 +14,7 @@ import torch
 from mla_prefill_cases import Case
 from yardsticks import assert_accurate, bits, nothing_waits
 
-from kvlab.attention import mla_prefill_paged
+from kvlab.attention import mla_prefill_paged, plan
 from kvlab.attention.masks import AndMask, ChunkedCausalMask, ChunkedMask, MaterializedMask, SlidingWindowCausalMask
 from kvlab.common.arrays import to_torch
 
@@ -77,3 +77,45 @@ def test_the_host_does_not_wait() -> None:
     mla_prefill_paged(*arrays, latent_dim=64, window=30, softcap=3.0)
     with nothing_waits():
         mla_prefill_paged(*arrays, latent_dim=64, window=30, softcap=3.0)
+
+
+@pytest.mark.parametrize("case", GRID + FEATURES, ids=str)
+def test_over_a_plan(case: Case) -> None:
+    """The programs of the GPU share units of the lengths, which lie there."""
+    x = case.build()
+    if not case.lens:
+        return
+    nope, rope, value = case.columns
+    placed = case.starts is not None
+    causal = not placed and (case.mask is None if case.causal is None else case.causal)
+    held, cu_q = (to_torch(a).cuda() for a in (np.diff(x.cu_k), x.cu_q))
+    step = plan(
+        held, (cu_q, len(x.q)), q_heads=case.H, kv_heads=case.H, head_dim=(max(nope, value), rope), causal=causal,
+        itemsize=x.k.itemsize, window=None if placed else case.window,
+    )
+    out, lse = x.call(device="cuda", plan=step, return_lse=True)
+    assert_accurate(x, out.cpu(), lse.cpu())
+    assert {bits(x.call(device="cuda", plan=step).cpu()) for _ in range(3)} == {bits(out.cpu())}
+
+
+def test_a_captured_plan_is_made_anew_by_each_replay() -> None:
+    x = Case(((300, 500), (100, 900), (0, 9)), page=64, H=5).build()
+    arrays = [to_torch(a).cuda() for a in (x.q, x.k, x.v, x.cache, x.table, x.seq_lens, x.cu_q, x.cu_k)]
+    held = torch.diff(arrays[7])
+
+    def call() -> torch.Tensor:
+        step = plan(held, (arrays[6], len(x.q)), q_heads=5, kv_heads=5, head_dim=(128, 64))
+        return mla_prefill_paged(*arrays, latent_dim=64, plan=step)
+
+    expected = bits(call().cpu())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    for used in (1.0, 0.0, 1.0):  # no keys at all in the second
+        out.fill_(float("nan"))
+        held.copy_((torch.diff(torch.from_numpy(x.cu_k)) * used).cuda())
+        arrays[7].copy_((torch.from_numpy(x.cu_k) * used).cuda())
+        arrays[5].copy_((torch.from_numpy(x.seq_lens) * used).cuda())
+        graph.replay()
+        found = out.cpu()
+        assert bits(found) == expected if used else bool((found == 0).all())

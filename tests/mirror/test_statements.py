@@ -208,7 +208,7 @@ def test_source_lines_stand_beside_each_other_once() -> None:
 
 OPERATIONS = (
     "merge_states", "kv_store", "mha_decode", "mha_decode_streaming", "mha_prefill", "mla_decode", "mla_prefill",
-    "attend_paged", "kvlab.attention.attend_paged.latent",
+    "attend_paged", "kvlab.attention.attend_paged.latent", "kvlab.attention.attend_paged.expanded",
 )
 
 

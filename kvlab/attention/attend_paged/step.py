@@ -29,6 +29,7 @@ from kvlab.staging import ceildiv
 from .config import AttendProblem, Walk, WalkConfig, choose_walks, schedule_problem
 from .hopper_config import on_hopper, tiles_take
 
+EXPANDED = "kvlab.attention.attend_paged.expanded"
 FOUR_BITS = 0.5
 """Bytes of a column of 4 bits."""
 
@@ -41,7 +42,7 @@ def plan(
     *,
     q_heads: int,
     kv_heads: int,
-    head_dim: int = 128,
+    head_dim: int | tuple[int, int] = 128,
     itemsize: float = 2,
     programs: int | None = None,
     unit: int | None = None,
@@ -61,7 +62,9 @@ def plan(
                 with ``max_seqlen_q`` behind, the most of one, which a GPU does not tell and tiles are chosen by
     q_heads, kv_heads   query heads, a multiple of KV heads
     head_dim, itemsize  elements of a row of K or V, the longer one, and their bytes, 0.5 of 4 bits: rows of a tile, and
-                how many keys the beginning of a unit takes as long as
+                how many keys the beginning of a unit takes as long as. ``(nope, rope)``, with the columns of K's rope
+                part: a plan of ``mla_prefill_paged`` and its like, whose tiles are of one head, ``kv_heads`` equal to
+                ``q_heads``, ``seq_lens`` the keys that k and v hold, ``itemsize`` theirs
     programs    that run at once; by default what the GPU, or an H100, has room for. On sm_90 they are those of Hopper's
                 kernel where it has the sizes: a layer whose features it lacks is slower with them by a fifth,
                 in a mixed batch by more
@@ -79,6 +82,8 @@ def plan(
     ...     print(plan(lengths, q_heads=32, kv_heads=8))
     Schedule(4 sequences, 400 units on 392 programs, the busiest 1.04 of the mean, 400 partial results)
     Schedule(4 sequences, 392 units on 392 programs, the busiest 1.04 of the mean, 392 partial results)
+    >>> plan([900, 4000], (np.array([0, 900, 1500]), 1500), q_heads=16, kv_heads=16, head_dim=(128, 64))
+    Schedule(2 sequences, 320 units on 128 programs, the busiest 1.01 of the mean, 208 partial results)
     >>> a, b = (plan([n, 9000], q_heads=2, kv_heads=1, batch_invariant=True) for n in (70_000, 30))
     >>> a.units[a.units["sequence"] == 1]["first"], b.units[b.units["sequence"] == 1]["first"]
     (array([  0, 128, 256, 384, 512], dtype=int32), array([  0, 128, 256, 384, 512], dtype=int32))
@@ -94,11 +99,17 @@ def plan(
     if max_keys < UNLIMITED and not on_gpu(lengths):
         most = int(host(lengths).max())
         require(most <= max_keys, f"seq_lens has {most}", f"at most the max_keys beside it, {max_keys}")
+    head_dim, rope_dim = head_dim if isinstance(head_dim, tuple) and len(head_dim) == 2 else (head_dim, None)
     for name, number in (("q_heads", q_heads), ("kv_heads", kv_heads), ("head_dim", head_dim)):
         _positive(name, number)
     whole = is_integer(itemsize) and itemsize > 0
     require(whole or itemsize == FOUR_BITS, f"itemsize is {shown(itemsize)}", "an integer above 0, or 0.5 of 4 bits")
     require(q_heads % kv_heads == 0, f"q_heads is {q_heads}", f"a multiple of kv_heads {kv_heads}")
+    if rope_dim is not None:
+        _positive("rope of head_dim", rope_dim)
+        require(q_heads == kv_heads, f"kv_heads is {kv_heads} with head_dim (nope, rope)", f"q_heads, {q_heads}")
+        fixed = " and ".join(n for n, v in (("unit", unit), ("batch_invariant", batch_invariant)) if v)
+        require(not fixed, f"{fixed} with head_dim (nope, rope)", "left out: units follow from all lengths")
     interval = window_interval(causal, window)
     sizes = head_dim, head_dim, itemsize, 1, max_keys
     problem = AttendProblem(int(lengths.shape[0]), total, q_heads, kv_heads, *sizes, ragged=starts is not None)
@@ -107,12 +118,15 @@ def plan(
         given: dict[str, Any] = {} if programs is None else {"programs": _positive("programs", programs)}
         given |= {} if unit is None else {"unit": _positive("unit", unit)}
         target = target_of(seq_lens, None)
+        machine: dict[str, Any] = {"processors": target.processors, "arch": target.arch, "shared": target.shared}
+        if rope_dim is not None:
+            one = function_at(f"{EXPANDED}.config:schedule_for")(q_heads, head_dim, rope_dim, itemsize, **machine)
+            return schedule_of([replace(one, **given)], listed, lengths, starts)
         hopper = on_gpu(seq_lens) and machine_lacks(seq_lens) is None
         ring = hopper and (interval.left, interval.right) == (UNLIMITED, 0)
         tiles = hopper and not batch_invariant and tiles_take(problem)
         walks = choose_walks(
-            problem, longest, processors=target.processors, arch=target.arch, shared=target.shared,
-            batch_invariant=batch_invariant, tiles=tiles, beside=ring and tiles,
+            problem, longest, **machine, batch_invariant=batch_invariant, tiles=tiles, beside=ring and tiles
         )
         if ring:
             walks = on_hopper(walks, problem, longest, target.processors)

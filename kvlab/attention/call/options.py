@@ -95,6 +95,7 @@ class AttendOptions(QueriedValuesOptions, FeatureOptions, BlockScaleOptions, Run
 class MLAPrefillOptions(FeatureOptions, RunOptions, total=False):
     """Keywords of ``mla_prefill_ragged``."""
 
+    plan: Schedule | None
     rope_scale: Array | float | None
     causal: bool | None
     max_seqlen_q: int | None

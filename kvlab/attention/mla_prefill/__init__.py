@@ -68,6 +68,10 @@ def mla_prefill_paged(
                  bottom right). True unless there is a ``mask``
     scale        of the scores, ``1 / sqrt(nope + rope)`` by default
     max_seqlen_q the longest sequence of q, for a smaller grid; None is that of ``cu_seqlens_q``, on a GPU the total
+    plan         None, or what :func:`~kvlab.attention.plan` made of the keys that k and v hold (those between
+                 ``cu_seqlens_k``), with ``head_dim=(nope, rope)``: a fixed grid of programs then shares tiles and keys
+                 equally, and merges what it cut. With k_starts, leftpad_k or q_positions the list has all keys: a plan
+                 is one with ``causal=False`` and no window
     mask         None, or a :class:`~kvlab.attention.masks.Mask`, which tells alone what a query sees; with
                  ``causal=True`` or a window both must show the key
     window       None; with causal a number of keys, the query's own among them; or ``(left, right)`` keys beside that
@@ -81,7 +85,7 @@ def mla_prefill_paged(
     out          where to write the output ``[total, H, value]`` of q's dtype; a new array by default. For q of
                  float8_e4m3fn bfloat16 by default, float16 and float32 if given
     kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
-    batch_invariant  the same bits for a sequence alone and in any batch: so it is in any case
+    batch_invariant  the same bits for a sequence alone and in any batch: so it is without a plan, and none is beside it
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"
     arch         the machine that is emulated: "sm_90", "sm_80" (no float8_e4m3fn), or "gfx950" (an e4m3 rope part of
@@ -107,6 +111,10 @@ def mla_prefill_paged(
     ((3, 2, 64), (3, 2))
     >>> exact = mla_prefill_paged(*arguments, latent_dim=128, backend="reference")
     >>> bool(np.abs(out - exact).max() < 1e-6)
+    True
+    >>> from kvlab.attention import plan
+    >>> step = plan(lens, (np.array([0, 3, 3]), 3), q_heads=2, kv_heads=2, head_dim=(64, 32), itemsize=4)
+    >>> bool(np.abs(mla_prefill_paged(*arguments, latent_dim=128, plan=step) - exact).max() < 1e-6)
     True
     >>> from kvlab.memory import bfloat16, float8_e4m3fn
     >>> fp8 = q.astype(bfloat16), k.astype(float8_e4m3fn), v.astype(float8_e4m3fn), kv.astype(bfloat16), *arguments[4:]

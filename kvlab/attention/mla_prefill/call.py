@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.backends import choose_backend
+from kvlab.attention.call.backends import choose_backend, function_at
 from kvlab.attention.call.checks import check_lengths_and_pages, known_dtype
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
 from kvlab.attention.call.layers import latent_pages
 from kvlab.attention.call.operands import STARTS, STARTS_OF_K, TABLE, Operand, Sizes, check_dtypes
+from kvlab.attention.call.planned import HOME, PlannedCall
 from kvlab.attention.call.ragged import (
     PrefillCall,
     check_grid,
@@ -21,7 +22,7 @@ from kvlab.attention.call.ragged import (
     longest,
     sequence_lengths,
 )
-from kvlab.attention.features.intervals import host, keys_in_table
+from kvlab.attention.features.intervals import UNLIMITED, host, keys_in_table
 from kvlab.attention.features.resolve import Features, kv_view
 from kvlab.attention.features.scales import is_fp8, resolve_scale
 from kvlab.attention.machines import check_emulated
@@ -33,22 +34,28 @@ from kvlab.memory import bfloat16, float8_e4m3fn
 
 from .config import MLAPrefillProblem, choose_config
 
+EXPANDED = f"{HOME}.expanded"
+"""Where K and V of each head are walked over a schedule."""
 ROWS = (
     Operand("q", "[total, H, columns]"), Operand("k", "[total, H, columns]"), Operand("v", "[total, H, columns]"),
 )
 
 
-class MLAPrefill(PrefillCall):
+class MLAPrefill(PlannedCall, PrefillCall):
     """A prefill of MLA; siblings take its arrays as they are, K's rope part as ``[total_k, rope]`` or in pages."""
 
     operation = "mla_prefill"
     rope_scale: Any = None
+    k_starts: Any = None
     k: Any
     v: Any
     k_rope: Any
 
     def check_arguments(self, sizes: Sizes) -> None:
-        """Dtypes, heads, columns."""
+        """Dtypes, heads, columns; a plan."""
+        super().check_arguments(sizes)
+        free = self.schedule is None or not self.batch_invariant
+        require(free, "batch_invariant with plan", "left out: units follow from the lengths of all sequences")
         q, k, v = self.q, self.k, self.v
         of_q, of_k = check_dtypes(q, "k", k)
         same = f"that of {'q' if of_k == of_q else 'k'}, {k.dtype}"
@@ -99,13 +106,30 @@ class MLAPrefill(PrefillCall):
             check_fp8_gpu(q)
         target = target_of(q, emulated)
         config = choose_config(problem, arch=target.arch, shared=target.shared, emulated=emulated is not None)
+        if self.schedule is not None:
+            sizes = function_at(f"{EXPANDED}.config:walked")(problem, int(q.shape[0]))
+            function_at(f"{HOME}.step:check_plan")(self.schedule, sizes, *self.sight())
+            walk = function_at(f"{EXPANDED}.config:walk_of")(config, self.schedule.walks)
+            sibling = {"triton": f"{EXPANDED}.kernel", "emulator": f"{EXPANDED}.emulator"}.get(chosen, chosen)
+            return Explanation("mla_prefill", chosen, reason, walk, walk.grid(sizes), emulated), problem, sibling
         grid = config.grid(problem)
         check_grid(grid, problem.batch, problem.max_q)
         return Explanation("mla_prefill", chosen, reason, config, grid, emulated), problem, chosen
 
+    def sight(self) -> tuple[int, int]:
+        """Keys that a query sees before and behind the place that lengths give it, as a plan counts them."""
+        return self.features.mask.by_length if self.k_starts is None else (UNLIMITED, UNLIMITED)
+
+    def listed(self) -> tuple[Any, Any]:
+        return sequence_lengths(self.cu_seqlens_k), self.cu_seqlens_q
+
+    def explained(self) -> Explanation:
+        return replace(self.plan.explanation, schedule=self.schedule)
+
     def check_values(self) -> None:
-        super().check_values()
+        check_offsets("cu_seqlens_q", self.cu_seqlens_q, self.q, self.longest)
         check_offsets("cu_seqlens_k", self.cu_seqlens_k, self.k, None)
+        super().check_values()
 
 
 class PagedMLAPrefill(MLAPrefill):

@@ -132,19 +132,11 @@ def attend(
     traffic.move("registers->DRAM", int(is_row.sum()) * (problem.value * o_array.itemsize + lse.itemsize))
 
 
-def launch(
-    q: Array, k: Array, v: Array, k_rope: Array, sequences: Sequences, *, scale: float, problem: MLAPrefillProblem,
-    config: MLAPrefillConfig, features: Features, out: Array | None = None, arch: str = "sm_90",
-    traffic: Traffic | None = None,
-) -> tuple[Array, Array]:
-    """Run the twin; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype (bfloat16 for e4m3), lse
-    ``[total, H]`` float32. The arguments are valid.
-    """
-    total, heads, _ = q.shape
-    out = np.empty((total, heads, problem.value), result_dtype(q)) if out is None else out
-    lse = np.empty((total, heads), np.float32)
-    if q.size == 0 or problem.batch == 0:
-        return out, lse
+def launch_form(
+    q: Array, k: Array, v: Array, k_rope: Array, sequences: Sequences, scale: float, problem: MLAPrefillProblem,
+    features: Features,
+) -> tuple[Array, KeyRows, float, Features]:
+    """(q, keys, scale_log2, features) as the twin takes the arguments of a launch."""
     if len(k) == 0:  # no sequence has a key here: rows that nobody reads
         k, v = (np.zeros((1, *x.shape[1:]), x.dtype) for x in (k, v))
     q = q if q.dtype.itemsize > 1 else q.astype(bfloat16)
@@ -165,10 +157,25 @@ def launch(
         max_k = sequences.most_keys(k_rope)
         lengths = key_count(seq_lens, max_k).astype(np.uint32)
         rope_rows = PagedKVCache(k_rope[:, :, None], lengths, table, problem.max_q, max_k)
+    keys = KeyRows(k_rows, v_rows, max_k, rope_rows)
+    return q, keys, scale * LOG2E * scales.q.number, replace(features, scales=scales)
+
+
+def launch(
+    q: Array, k: Array, v: Array, k_rope: Array, sequences: Sequences, *, scale: float, problem: MLAPrefillProblem,
+    config: MLAPrefillConfig, features: Features, out: Array | None = None, arch: str = "sm_90",
+    traffic: Traffic | None = None,
+) -> tuple[Array, Array]:
+    """Run the twin; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype (bfloat16 for e4m3), lse
+    ``[total, H]`` float32. The arguments are valid.
+    """
+    total, heads, _ = q.shape
+    out = np.empty((total, heads, problem.value), result_dtype(q)) if out is None else out
+    lse = np.empty((total, heads), np.float32)
+    if q.size == 0 or problem.batch == 0:
+        return out, lse
+    query, keys, scale_log2, features = launch_form(q, k, v, k_rope, sequences, scale, problem, features)
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
-        attend(
-            q, KeyRows(k_rows, v_rows, max_k, rope_rows), sequences, out, lse, scale * LOG2E * scales.q.number,
-            replace(features, scales=scales), problem, config, arch, traffic,
-        )
+        attend(query, keys, sequences, out, lse, scale_log2, features, problem, config, arch, traffic)
     return out, lse

@@ -15,6 +15,7 @@ from .banks.cure_search import (
     best_swizzle,
 )
 from .banks.sectors import SECTOR_BYTES, Coalescing, coalescing, sectors
+from .banks.tile_access import LaneAccess
 from .banks.triton_conflicts import SharedTransfer, bank_conflicts, shared_transfer
 from .banks.wavefront import Collision, Phase, Wavefronts
 from .chip import Arithmetic, arithmetic, current_arithmetic, div_full, ex2_approx, fma, mma_sum, rcp_approx
@@ -55,7 +56,7 @@ from .mma.tmem import TMEM_COLUMNS, TMEM_LANES, TensorMemory, tmem_address, tmem
 __all__ = [
     "ARCHS", "ATOMS", "COPIES", "INSTRUCTIONS", "SECTOR_BYTES", "TMEM_COLUMNS", "TMEM_LANES", "Arch", "Arithmetic",
     "BarrierDeadlock", "BestOrder", "BestPadding", "BestSwizzle", "Candidate", "Coalescing", "Collision", "Cure",
-    "DmaPlan", "Instruction", "LaneGroups", "MmaAtom", "Phase", "PipelineState", "RaggedTMA3DTile",
+    "DmaPlan", "Instruction", "LaneAccess", "LaneGroups", "MmaAtom", "Phase", "PipelineState", "RaggedTMA3DTile",
     "RaggedTensorMap", "RegTileLoader", "RegTileWriterLDS", "SharedMemBarrier", "SharedTransfer", "SmemDescriptor",
     "SubTileLoaderLDS", "SubTileLoaderLDS_st_8x32", "TMAGather4Tile", "TMATensorTile", "TensorMapL2Promotion",
     "TensorMapSwizzle", "TensorMemory", "TmaDescriptor", "Wavefronts", "arithmetic", "bank_conflicts", "best_order",

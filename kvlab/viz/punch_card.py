@@ -114,6 +114,8 @@ def draw_cure(
     if cure is None:
         if not hasattr(conflict, "candidates"):
             raise ValueError(f"conflict is {conflict!r:.200}, cure None: must be two Wavefronts, or one Cure")
+        if conflict.before is None:
+            raise ValueError(f"conflict is {conflict}: has no picture, must have an access beside its copies")
         title = title or str(conflict)
         conflict, cure = conflict.before, conflict.after
     if conflict.arch.name != cure.arch.name:

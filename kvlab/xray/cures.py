@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import INSTRUCTIONS, Candidate, Cure, get_arch, sectors
+from kvlab.hardware import COPIES, INSTRUCTIONS, Cure, LaneAccess, best_padding, best_swizzle, get_arch, sectors
 from kvlab.layout.encodings import (
     BlockedLayout,
     Encoding,
@@ -18,17 +20,9 @@ from kvlab.layout.encodings import (
     SharedEncoding,
     SwizzledSharedLayout,
 )
-from kvlab.xray.accesses import MemoryAccess, passes_of
-from kvlab.xray.edges import Allocation, Edge, brief, one_warp
-from kvlab.xray.llir import IntArray
+from kvlab.xray.accesses import MemoryAccess
+from kvlab.xray.edges import Allocation, Edge, brief
 from kvlab.xray.resources import Resources
-
-
-class LayoutCure(Cure):
-    """A layout of shared memory with fewer wavefronts, with the counts that prove it."""
-
-    def __str__(self) -> str:
-        return f"{brief(self.layout)}: {self.wavefronts} wavefronts of all that touches the tile, before {self.given}"
 
 
 @dataclass(frozen=True)
@@ -47,123 +41,89 @@ class Remedy:
     after: int = 0
     layout: Encoding | None = None
     tried: int = 0
-    proof: LayoutCure | None = None
+    proof: Cure | None = None
 
 
 def shared_layouts(piece: Allocation, edges: Sequence[Edge], arch: str) -> list[Remedy]:
     """The smallest swizzle and the smallest padding with the fewest wavefronts of all that touches a piece of memory.
 
-    Each candidate is counted on all accesses of all edges. Empty where the layout is not known, or none is better.
+    Each candidate is counted on all accesses of all edges (:func:`~kvlab.hardware.best_swizzle`,
+    :func:`~kvlab.hardware.best_padding`). Empty where the layout is not known, or none is better.
     """
-    old = piece.layout
-    touching = [edge for edge in edges if edge.allocation is piece]
-    moves = [a for edge in touching if edge.kind in ("read", "write", "copy") for a in edge.accesses]
-    if not isinstance(old, SharedEncoding) or piece.offset is None or not moves:
+    old, start = piece.layout, piece.offset
+    moves = [access for edge in edges if edge.allocation is piece and edge.kind in ("read", "write", "copy")
+             for access in edge.accesses if access.instruction in INSTRUCTIONS or access.instruction in COPIES]
+    if not isinstance(old, SharedEncoding) or start is None or not moves:
         return []
-    rank = len(getattr(old, "order", ())) or len(old.pattern_shape())
-    dims_, element = piece.type.split("x"), 0
-    shape = tuple(int(n) for n in dims_ if n.isdigit())[-rank:]
-    digits = "".join(c for c in dims_[-1].partition("E")[0] if c.isdigit())
-    element = 1 if dims_[-1].startswith("f8") else max(1, int(digits or 32) // 8)
+    shape, size = _tile(piece, old)
     try:
-        offsets = old.offsets(shape).ravel()
+        given = _lane_accesses(piece, moves, old, shape, size)
+        if given is None:
+            return []
+        how: dict[str, Any] = {"shape": shape, "base": start, "arch": arch}
+        as_it_is = best_padding(old, f"uint{8 * size}", given, **how)
     except ValueError:
         return []
-    where = np.full(int(offsets.max()) + 1, -1, np.int64)
-    where[offsets] = np.arange(offsets.size)
-    stage = _stage_bytes(piece, shape, element)
-    plans = [_Plan.of(a, piece.offset, stage, element, where) for a in moves]
-    if any(plan is None for plan in plans):
-        return []
-    known = [plan for plan in plans if plan is not None]
-    before, least = (int(counts.sum()) for counts in passes_of(moves, arch))
-    width = max(a.nbytes for a in moves) // element
-    best: list[Remedy] = []
-    for family in _families(old, shape, max(1, width), element, piece.fixed):
-        found, tried, best_moves = None, 0, moves
-        counted: list[Candidate] = []
-        for candidate in family:
-            try:
-                new = candidate.offsets(shape).ravel() * element
-            except ValueError:
-                continue
-            tried += 1
-            moved = [plan.moved(new) for plan in known]
-            if any(one is None for one in moved):
-                continue
-            kept = [one for one in moved if one is not None]
-            after = int(passes_of(kept, arch)[0].sum())
-            counted.append(Candidate(brief(candidate), after))
-            if after < before and (found is None or after < found.after):
-                found, best_moves = Remedy(f"{brief(candidate)}", before, after, candidate), kept
-            if after <= least:
-                break
-        if found is not None:
-            proof = _proof(found, least, counted, moves, best_moves, arch)
-            best.append(replace(found, tried=tried, proof=proof))
-    return best
+    plain = SwizzledSharedLayout(1, 1, 1, getattr(old, "order", None) or _order(old, shape))
+    panels = NVMMASharedLayout(0, 8 * size, len(shape), bool(getattr(old, "transposed", False)))
+    tiles = [old if isinstance(old, NVMMASharedLayout) else panels] * (piece.fixed or old == panels)
+    best: list[Cure] = []
+    for tile in [*tiles, *[plain] * (not piece.fixed)]:
+        with contextlib.suppress(ValueError):
+            best.append(best_swizzle(tile, f"uint{8 * size}", given, **how))
+    best += [as_it_is] * (not piece.fixed and isinstance(as_it_is.change, PaddedSharedLayout))
+    return [
+        Remedy(brief(one.layout), as_it_is.given, one.wavefronts, one.layout, len(one.candidates),
+               replace(one, given=as_it_is.given, before=as_it_is.before))
+        for one in best if one.wavefronts < as_it_is.given
+    ]
 
 
-def _proof(
-    found: Remedy, least: int, counted: Sequence[Candidate], moves: Sequence[MemoryAccess],
-    after: Sequence[MemoryAccess], arch: str,
-) -> LayoutCure | None:
-    """All that was counted, and the worst warp instruction before and after."""
-    taken, ideal = passes_of(moves, arch)
-    worst, warp = np.unravel_index(int((taken - ideal).argmax()), taken.shape)
-    if moves[int(worst)].instruction not in INSTRUCTIONS:
-        return None
-    one, other = (one_warp(side[int(worst)], int(warp), arch) for side in (moves, after))
-    return LayoutCure(found.layout, found.layout, found.after, least, found.before, tuple(counted), one, other, 0)
+def _tile(piece: Allocation, layout: SharedEncoding) -> tuple[tuple[int, ...], int]:
+    """Shape of the tile of a layout, without the stages before it, and the bytes of an element."""
+    dims = piece.type.split("x")
+    rank = len(getattr(layout, "order", ())) or len(layout.pattern_shape())
+    digits = "".join(c for c in dims[-1].partition("E")[0] if c.isdigit())
+    return tuple(int(n) for n in dims if n.isdigit())[-rank:], \
+        1 if dims[-1].startswith("f8") else max(1, int(digits or 32) // 8)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """An access by the elements that it wants, so that another layout can say where they lie."""
-
-    access: MemoryAccess
-    element: IntArray
-    rest: IntArray
-
-    @classmethod
-    def of(cls, access: MemoryAccess, base: int, stage: int, size: int, where: IntArray) -> _Plan | None:
-        """None where an active lane points outside the tile."""
-        relative = (access.addresses - base) % stage
-        index = np.clip(relative // size, 0, len(where) - 1)
-        element = where[index]
-        if (element[access.active] < 0).any() or (relative[access.active] // size >= len(where)).any():
+def _lane_accesses(
+    piece: Allocation, moves: Sequence[MemoryAccess], layout: SharedEncoding, shape: tuple[int, ...], size: int,
+) -> list[LaneAccess] | None:
+    """Accesses by the elements that their lanes want, those of one instruction together, so that another layout can say
+    where they lie; None where an active lane points outside the tile, or into an element."""
+    offsets = layout.offsets(shape).ravel()
+    element = np.full(int(offsets.max()) + 1, -1, np.int64)
+    element[offsets] = np.arange(offsets.size)
+    stage = _stage_bytes(piece, shape)
+    found = []
+    for name, same in _by_instruction(moves).items():
+        active = np.stack([access.active for access in same])
+        if name in INSTRUCTIONS and INSTRUCTIONS[name].matrices:
+            active = np.broadcast_to(np.arange(active.shape[-1]) < 8 * INSTRUCTIONS[name].matrices, active.shape)
+        relative = (np.stack([access.addresses for access in same]) - (piece.offset or 0)) % stage
+        place = np.where(active, relative // size, 0)
+        held = element[np.minimum(place, len(element) - 1)]
+        if (place >= len(element)).any() or (active & ((held < 0) | (relative % size > 0))).any():
             return None
-        return cls(access, np.maximum(element, 0), relative % size)
-
-    def moved(self, new: IntArray) -> MemoryAccess | None:
-        """The access if element e lay at byte ``new[e]``; None where that tears the piece of a lane."""
-        address = new[self.element] + self.rest
-        return None if (address % self.access.nbytes).any() else replace(self.access, addresses=address)
+        at = np.unravel_index(np.maximum(held, 0), shape)
+        source = None if same[0].source is None else np.stack([access.source for access in same])  # type: ignore
+        found.append(LaneAccess(name, at, active, source))
+    return found
 
 
-def _stage_bytes(piece: Allocation, shape: tuple[int, ...], element: int) -> int:
+def _by_instruction(moves: Sequence[MemoryAccess]) -> dict[str, list[MemoryAccess]]:
+    found: dict[str, list[MemoryAccess]] = {}
+    for access in moves:
+        found.setdefault(access.instruction, []).append(access)
+    return found
+
+
+def _stage_bytes(piece: Allocation, shape: tuple[int, ...]) -> int:
     sizes = [int(n) for n in piece.type.split("x") if n.isdigit()]
     stages = math.prod(sizes[: len(sizes) - len(shape)])
     return max(1, piece.size // max(1, stages))
-
-
-def _families(
-    old: SharedEncoding, shape: tuple[int, ...], width: int, element: int, fixed: bool
-) -> Iterator[list[SharedEncoding]]:
-    """Swizzles, then paddings, the smallest first; of what TMA or wgmma reads, their own swizzles."""
-    if fixed or isinstance(old, NVMMASharedLayout):
-        transposed = bool(getattr(old, "transposed", False))
-        yield [NVMMASharedLayout(n, 8 * element, len(shape), transposed) for n in (32, 64, 128)]
-        if fixed:
-            return
-    order = getattr(old, "order", None) or _order(old, shape)
-    columns = shape[order[0]]
-    swizzles = [(vec, per, phases) for phases in (1, 2, 4, 8, 16) for per in (1, 2, 4, 8)
-                for vec in (width, 2 * width) if phases > 1 or (per == 1 and vec == width)]
-    yield [SwizzledSharedLayout(vec, per, phases, order) for vec, per, phases in swizzles if vec * phases <= columns]
-    gaps = [n for n in (width, 2 * width, 4 * width) if n * element <= 64]
-    yield [PaddedSharedLayout.with_identity_for([[interval, gap]], shape, order)
-           for gap, interval in itertools.product(gaps, (columns, 2 * columns, 4 * columns))]
 
 
 def _order(old: SharedEncoding, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -159,7 +159,7 @@ def _pictures(xray: XRay) -> list[str]:
     out = []
     conflict = next((one for one in xray.findings if one.kind == "bank-conflict"), None)
     if conflict is not None:
-        proof = next((cure.proof for cure in conflict.cures if cure.proof is not None), None)
+        proof = next((c.proof for c in conflict.cures if c.proof is not None and c.proof.before is not None), None)
         worst = max(xray.edges, key=lambda e: e.wavefronts - e.ideal).worst(xray.target)
         drawn = proof if proof is not None else worst
         out.append((drawn._repr_html_() if drawn is not None else "") or "")

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from kvlab.hardware import (
+    LaneAccess,
     SmemDescriptor,
     best_order,
     best_padding,
     best_swizzle,
+    copy_wavefronts,
     count_wavefronts,
     shared_transfer,
 )
@@ -197,6 +199,27 @@ def test_a_cure_draws_itself_and_tells_its_proof():
     assert found.table().split() == ["0", "32", "1", "1"]
     assert draw(found).title == str(found)
     assert (found.before.wavefronts, found.after.wavefronts) == (32, 1)
+
+
+def test_copies_and_their_masks_are_counted_in_a_cure():
+    """A tile that cp.async fills and nobody reads here: the passes of its copies, by the rule over the addresses that
+    the cure's layout gives; a lane that copies nothing counts for nothing. They have no picture of banks."""
+    lane = np.arange(32)
+    rows, columns = 4 * np.arange(16)[:, None] + lane // 8, lane % 8 * 8
+    source, mask = rows * 256 + columns * 2, lane < 24
+    copy = LaneAccess("cp.async.cg.16", (rows, columns), mask, source)
+    plain = SwizzledSharedLayout(1, 1, 1, ORDER)
+    found = best_swizzle(plain, "bf16", [copy], shape=(64, 64))
+    address = 2 * np.asarray(plain.offsets((64, 64)))[rows, columns]
+    assert found.given == int(copy_wavefronts("cp.async.cg.16", address, source, mask)[0].sum()) == 16 * 3
+    assert found.before is found.after is None
+    with pytest.raises(ValueError, match="has no picture"):
+        draw(found)
+    wrong = LaneAccess("cp.async.cg.16", (rows, columns), mask)
+    with pytest.raises(ValueError, match=r"access cp\.async\.cg\.16: source is None: must be given"):
+        best_swizzle(plain, "bf16", wrong, shape=(64, 64))
+    with pytest.raises(ValueError, match=r"access ld\.shared\.b32: at has 1 arrays: must be 2, one for each mode"):
+        best_swizzle(plain, "bf16", LaneAccess("ld.shared.b32", (lane,)), shape=(64, 64))
 
 
 X4 = "ldmatrix.x4"

@@ -25,7 +25,7 @@ from kvlab.hardware import count_wavefronts, shared_transfer
 from kvlab.layout.encodings import Encoding, SharedEncoding, SwizzledSharedLayout
 from kvlab.triton_support.staged_tile import StagedTile
 from kvlab.xray import Resources, XRay, diff, xray
-from kvlab.xray.cures import _Plan, shared_layouts
+from kvlab.xray.cures import _lane_accesses, shared_layouts
 
 
 @functools.cache
@@ -166,14 +166,13 @@ def test_a_tile_elsewhere_has_the_same_cure() -> None:
              for given in ((piece, touching), (moved, further))]
     assert cures[0] == cures[1]
     assert [one[1:3] for one in cures[0]] == [(576, 128), (576, 128)]
-    where = np.arange(64 * 64)[::-1]  # element of each place
-    plans = [[_Plan.of(access, base, piece.size, 2, where) for edge in edges for access in edge.accesses]
-             for base, edges in ((0, touching), (1024, further))]
-    for one, other in zip(*plans, strict=True):
-        assert one is not None
-        assert other is not None
-        assert np.array_equal(one.element, 64 * 64 - 1 - one.access.addresses // 2)
-        assert np.array_equal(one.element, other.element)
+    assert isinstance(piece.layout, SharedEncoding)
+    offsets = np.asarray(piece.layout.offsets((64, 64)))
+    for home, edges in ((piece, touching), (moved, further)):
+        moves = [access for edge in edges for access in edge.accesses if access.instruction.startswith("ldmatrix")]
+        (found_again,) = _lane_accesses(home, moves, piece.layout, (64, 64), 2) or []
+        wanted = np.stack([a.addresses - (home.offset or 0) for a in moves]) % piece.size
+        assert np.array_equal(2 * offsets[found_again.at], wanted)
 
 
 @pytest.mark.parametrize("name", PLANTED)

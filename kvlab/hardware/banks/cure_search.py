@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -12,7 +13,6 @@ import numpy as np
 from kvlab.common.checks import shown
 from kvlab.common.drawn import Drawn
 from kvlab.hardware.arch import Arch, get_arch
-from kvlab.hardware.instructions import get_instruction
 from kvlab.layout import ComposedLayout, Layout, Swizzle, make_ordered_layout
 from kvlab.layout.algebra.int_tuple import flatten
 from kvlab.layout.encodings import (
@@ -24,8 +24,7 @@ from kvlab.layout.encodings import (
 )
 from kvlab.memory import as_dtype
 
-from .tile_access import Access, PlacedTile, accesses_of, layout_of, tile_of
-from .wavefront import Wavefronts
+from .tile_access import Access, LaneAccess, PlacedTile, accesses_of, layout_of, tile_of
 
 MOST_MODES = 5
 """Of a tile whose order is searched: 120 orders."""
@@ -51,7 +50,8 @@ class Cure(Drawn):
     wavefronts   of all instructions of all accesses under it; ``ideal``: the least that they could take
     given        wavefronts of the tile as it was given
     candidates   what was counted, in the order of the search, each a :class:`Candidate`; :meth:`table` prints them
-    before, after  the instruction with the most conflicts in the tile as given, and the same one in ``layout``
+    before, after  the instruction with the most conflicts in the tile as given, and the same one in ``layout``; None
+                   where cp.async alone touches the tile, whose passes have no picture
     extra_bytes  of shared memory that ``layout`` reaches further than the tile as given
 
     It draws itself: both instructions side by side.
@@ -77,8 +77,8 @@ class Cure(Drawn):
     ideal: int
     given: int
     candidates: tuple[Candidate, ...]
-    before: Wavefronts
-    after: Wavefronts
+    before: Any
+    after: Any
     extra_bytes: int
 
     @property
@@ -201,10 +201,11 @@ def best_swizzle(
         the name of a matrix instruction (``"ldmatrix.x4"``, ``"stmatrix.x2"``, ``.trans`` or not), which visits the
         whole tile in blocks of 16 x 16 (x4), 16 x 8 (x2) or 8 x 8 (x1), lane l with row l % 16 and 16-byte column
         l // 16, a tile of 8 rows in blocks of 8 x 32 and 8 x 16; ``"wgmma"``, which reads it through a descriptor;
-        ``(instruction, rows, columns)``, int arrays ``[..., lanes]`` of each lane's first element; or a register
-        layout, an encoding or linear layout of Triton or CuTe's layout of (threads, values), alone or as ``("ld",
-        layout)``, ``("st", layout)``: plain loads or stores, as wide as the elements of a thread lie together in the
-        tile without a swizzle.
+        ``(instruction, rows, columns)``, int arrays ``[..., lanes]`` of each lane's first element; a
+        :class:`~kvlab.hardware.LaneAccess`, which masks lanes, copies by cp.async, and has a tile of any number of
+        modes; or a register layout, an encoding or linear layout of Triton or CuTe's layout of (threads, values), alone
+        or as ``("ld", layout)``, ``("st", layout)``: plain loads or stores, as wide as the elements of a thread lie
+        together in the tile without a swizzle.
     arch : its banks and phases; ``base`` : byte address of the tile (hardware swizzles read absolute addresses).
 
     "Smallest" is fewest bits, then the shortest reach (shift), then the finest piece. Pieces are at least as large as
@@ -232,11 +233,11 @@ def best_swizzle(
         plain = next(_same_class(tile, given, 1))[1]
         accesses = accesses_of(access, plain)
         piece = _piece(accesses, given)
-        found: BestSwizzle = _search(BestSwizzle, given, accesses, _same_class(tile, given, piece))
+        found: BestSwizzle = _search(BestSwizzle, given, accesses, _same_class(tile, given, piece), plain)
         return replace(found, layout=found.change)
     plain = given if isinstance(tile, SharedEncoding) else tile_of(_unswizzled(tile), dtype.itemsize, arch, base, None)
     accesses = accesses_of(access, plain)
-    found = _search(BestSwizzle, given, accesses, _swizzled(plain, dtype, _piece(accesses, plain)))
+    found = _search(BestSwizzle, given, accesses, _swizzled(plain, dtype, _piece(accesses, plain)), plain)
     swizzle = found.change
     if isinstance(tile, SharedEncoding):
         offsets = (swizzle.in_bytes()(plain.address) - base) // dtype.itemsize
@@ -278,8 +279,7 @@ All 1 smaller paddings have conflicts.
     else:
         trials, layouts = _padded_rows(layout_of(tile), given, base)
     accesses = accesses_of(access, plain)
-    trials = ((change, trial) for change, trial in trials if trial.keeps(accesses, plain))
-    found: BestPadding = _search(BestPadding, given, accesses, trials)
+    found: BestPadding = _search(BestPadding, given, accesses, trials, plain)
     return replace(found, layout=layouts(found.change))
 
 
@@ -304,8 +304,9 @@ def best_order(
     if access == "wgmma" or (isinstance(access, list) and "wgmma" in [one for one in access if isinstance(one, str)]):
         raise ValueError("access is 'wgmma': must be another, the major of an operand is part of the instruction")
     given = tile_of(tile, dtype.itemsize, arch, base, shape)
-    explicit = [one for one in (access if isinstance(access, list) else [access]) if isinstance(one, tuple)]
-    fixed = accesses_of([one for one in explicit if len(one) == 3], given) if any(len(o) == 3 for o in explicit) else []
+    explicit = [one for one in (access if isinstance(access, list) else [access])
+                if isinstance(one, tuple) and (isinstance(one, LaneAccess) or len(one) == 3)]
+    fixed = accesses_of(explicit, given) if explicit else []
     accesses_of(access, given)
 
     def counted() -> Iterator[tuple[Any, Any, PlacedTile, list[Access]]]:
@@ -320,10 +321,9 @@ def best_order(
         raise ValueError(f"tile is {shown(tile)}: no dense order keeps together what lanes of the access move at once")
     best = min(range(len(trials)), key=lambda n: (passes[n][0], n))
     order, layout, after, accesses = trials[best]
-    which, number = given.worst(accesses_of(access, given))
+    before = given.instruction(given.worst(accesses_of(access, given)))
     candidates = tuple(Candidate(one[0], total) for one, (total, _) in zip(trials, passes, strict=True))
-    before = given.instruction(which, number)
-    worst = after.instruction(*after.worst(accesses))
+    worst = after.instruction(after.worst(accesses))
     total, ideal = passes[best]
     now = given.passes(accesses_of(access, given))[0]
     more = int(after.address.max() - given.address.max())
@@ -331,14 +331,15 @@ def best_order(
 
 
 def _search(
-    kind: Any, given: PlacedTile, accesses: list[Access], trials: Iterable[tuple[Any, PlacedTile]]
+    kind: Any, given: PlacedTile, accesses: list[Access], trials: Iterable[tuple[Any, PlacedTile]], plain: PlacedTile
 ) -> Any:
-    """Counts candidates until one has no conflict; a tile that wgmma reads must be one that a descriptor can name."""
+    """Counts candidates until one has no conflict: of those that keep together what a lane moves at once, as ``plain``
+    does; a tile that wgmma reads must be one that a descriptor can name."""
     named = any(access.name == "wgmma" for access in accesses)
     best: tuple[int, Any, PlacedTile] | None = None
     candidates, ideal = [], 0
     for change, trial in trials:
-        if named and not trial.fits_descriptor():
+        if (named and not trial.fits_descriptor()) or not trial.keeps(accesses, plain):
             continue
         total, ideal = trial.passes(accesses)
         candidates.append(Candidate(change, total))
@@ -353,8 +354,8 @@ def _search(
             if named else "access: no candidate keeps together and aligned what a lane moves at once"
         )
     total, change, after = best
-    which, number = given.worst(accesses)
-    before, cured = given.instruction(which, number), after.instruction(which, number)
+    worst = given.worst(accesses)
+    before, cured = given.instruction(worst), after.instruction(worst)
     now, more = given.passes(accesses)[0], int(after.address.max() - given.address.max())
     return kind(change, None, total, ideal, now, tuple(candidates), before, cured, more)
 
@@ -368,7 +369,7 @@ def _is_plain(change: Any) -> bool:
 
 def _piece(accesses: list[Access], tile: PlacedTile) -> int:
     """Bytes that must stay together: the widest access, an element at least."""
-    return max(tile.size, *(get_instruction(access.counted, tile.arch).nbytes for access in accesses))
+    return max(tile.size, *(access.nbytes for access in accesses))
 
 
 def _unswizzled(tile: Any) -> Any:
@@ -404,7 +405,7 @@ def _same_class(tile: Any, given: PlacedTile, piece: int) -> Iterator[tuple[Any,
                 continue
             yield found
         return
-    columns, rows = (shape[axis] for axis in tile.order[:2])
+    columns, rows, *_ = *(shape[axis] for axis in tile.order), 1
     vec = max(piece // given.size, 1)
     yield on(SwizzledSharedLayout(vec, 1, 1, tile.order, tile.cga_layout))
     for phases in (1 << bit for bit in range(1, max(columns // vec, 1).bit_length())):
@@ -431,14 +432,15 @@ def _padded_rows(layout: Layout, given: PlacedTile, base: int) -> Any:
 def _padded_encodings(tile: Any, given: PlacedTile) -> Any:
     """The dense tile, padded encodings over it by their size, and the encoding of a change."""
     shape, base = given.address.shape, int(given.address.min())
-    order = getattr(tile, "order", (0, 1) if getattr(tile, "transposed", False) else (1, 0))
-    if len(shape) != 2 or any(n & (n - 1) for n in shape):
-        raise ValueError(f"shape is {shape}: must be two powers of two")
+    steps = given.steps
+    order = getattr(tile, "order", tuple(sorted(range(len(shape)), key=lambda mode: (shape[mode] == 1, steps[mode]))))
+    if any(n & (n - 1) for n in shape):
+        raise ValueError(f"shape is {shape}: must be powers of two")
     dense = SwizzledSharedLayout(1, 1, 1, order)
     columns, size = shape[order[0]], given.size
     most = given.arch.pass_bytes // size
     pairs = itertools.product(
-        (1 << bit for bit in range(columns.bit_length() - 1, (shape[0] * shape[1]).bit_length() - 1)),
+        (1 << bit for bit in range(columns.bit_length() - 1, math.prod(shape).bit_length() - 1)),
         (1 << bit for bit in range(most.bit_length())),
     )
     padded = [PaddedSharedLayout.with_identity_for([pair], shape, order) for pair in pairs]

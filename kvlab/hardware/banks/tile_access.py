@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvlab.common.checks import count, integers, require, shown
-from kvlab.hardware._arrays import IntArray
+from kvlab.hardware._arrays import BoolArray, IntArray
 from kvlab.hardware.arch import Arch
 from kvlab.hardware.instructions import INSTRUCTIONS, get_instruction
 from kvlab.layout import ComposedLayout, Layout, LinearLayout, Swizzle
 from kvlab.layout.encodings import Encoding, SharedEncoding
 
+from .copy_wavefronts import COPIES, copy_wavefronts
 from .count import count_wavefronts, wavefronts
 from .wavefront import Wavefronts
 
@@ -24,23 +25,52 @@ WIDEST = 16
 PANELS = {128: 3, 64: 2, 32: 1, 16: 0}
 """Bytes of a row of a wgmma operand's panel, and the bits that its swizzle mode XORs."""
 ACCEPTED = (
-    "a matrix instruction ('ldmatrix.x4'), 'wgmma', (instruction, rows, columns), a register layout, or "
+    "a matrix instruction ('ldmatrix.x4'), 'wgmma', (instruction, rows, columns), a LaneAccess, a register layout, or "
     "('ld' or 'st', register layout)"
 )
 
 
+class LaneAccess(NamedTuple):
+    """Instructions of a warp on a tile, lane by lane, as an access of :func:`~kvlab.hardware.best_swizzle`.
+
+    instruction   of :data:`~kvlab.hardware.INSTRUCTIONS`, or a cp.async of ``COPIES``: ``"cp.async.cg.16"``
+    at            for each dimension of the tile an int array ``[..., lanes]``: each lane's first element
+    mask          active lanes ``[..., lanes]``, None: all
+    source        of a cp.async: byte addresses in global memory ``[..., lanes]``
+
+    >>> from kvlab.hardware import best_swizzle
+    >>> lane = np.arange(32)
+    >>> half = LaneAccess("ld.shared.b32", (lane, 0), lane < 16)
+    >>> best_swizzle((32, 32), "fp32", half).unswizzled
+    16
+    """
+
+    instruction: str
+    at: tuple[Any, ...]
+    mask: Any = None
+    source: Any = None
+
+
 class Access(NamedTuple):
-    """Warp instructions of one name: the row and column of each lane's first element, ``[n, lanes]``."""
+    """Warp instructions of one name: of each lane's first element the place along each dimension, ``[n, lanes]``; its
+    active lanes and, of a copy, its source, likewise."""
 
     name: str
     counted: str
-    rows: IntArray
-    columns: IntArray
+    at: tuple[IntArray, ...]
+    mask: BoolArray | None = None
+    source: IntArray | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a lane moves."""
+        return COPIES.get(self.counted) or INSTRUCTIONS[self.counted].nbytes
 
 
 @dataclass(frozen=True)
 class PlacedTile:
-    """Byte address of each element of a tile ``[rows, columns]``, the bytes of an element, the machine."""
+    """Byte address of each element of a tile ``[rows, columns]``, or of another number of dimensions, the bytes of an
+    element, the machine."""
 
     address: IntArray
     size: int
@@ -48,48 +78,63 @@ class PlacedTile:
 
     @property
     def along(self) -> int:
-        """The contiguous mode: 1, columns, unless the rows alone are."""
-        return 0 if self._step(0) == self.size != self._step(1) else 1
+        """The contiguous mode: the last one of those whose elements are neighbours, the last of all if none are."""
+        modes = range(self.address.ndim)
+        return max((mode for mode in modes if self.steps[mode] == self.size), default=modes[-1])
 
-    def _step(self, axis: int) -> int:
-        line = np.moveaxis(self.address, axis, 0)[:2, 0]
-        return int(line[1] - line[0]) if len(line) == 2 else 0
+    @property
+    def steps(self) -> list[int]:
+        """Bytes from the first element to its neighbour along each mode; 0 along those of one element."""
+        first = (0,) * self.address.ndim
+        return [
+            int(self.address[(*first[:mode], 1, *first[mode + 1 :])] - self.address[first]) if many > 1 else 0
+            for mode, many in enumerate(self.address.shape)
+        ]
+
+    def counts(self, access: Access) -> tuple[IntArray, IntArray]:
+        """Wavefronts of each instruction of an access, and the least that it could take."""
+        address = self.address[access.at]
+        if access.counted in COPIES:
+            return copy_wavefronts(access.counted, address, access.source, access.mask, self.arch)
+        mask = None if INSTRUCTIONS[access.counted].matrices else access.mask
+        return count_wavefronts(access.counted, address, mask, self.arch)[:2]
 
     def passes(self, accesses: list[Access]) -> tuple[int, int]:
         """Wavefronts of all instructions, and the least that they could take."""
-        counts = [
-            count_wavefronts(access.counted, self.address[access.rows, access.columns], arch=self.arch)
-            for access in accesses
-        ]
+        counts = [self.counts(access) for access in accesses]
         total, ideal = (sum(int(count[part].sum()) for count in counts) for part in (0, 1))
         return total, ideal
 
-    def worst(self, accesses: list[Access]) -> tuple[Access, int]:
-        """The instruction with the most conflicts: its access and its number there."""
-        excess = [
-            count_wavefronts(access.counted, self.address[access.rows, access.columns], arch=self.arch)[2]
-            for access in accesses
-        ]
+    def worst(self, accesses: list[Access]) -> tuple[Access, int] | None:
+        """The instruction with the most conflicts, its access and its number there; None where all are copies."""
+        counted = [access for access in accesses if access.counted not in COPIES]
+        excess = [np.subtract(*self.counts(access)) for access in counted]
+        if not counted:
+            return None
         which = int(np.argmax([one.max() for one in excess]))
-        return accesses[which], int(excess[which].argmax())
+        return counted[which], int(excess[which].argmax())
 
-    def instruction(self, access: Access, number: int) -> Wavefronts:
+    def instruction(self, place: tuple[Access, int] | None) -> Wavefronts | None:
         """One instruction of an access, with all that happens in it."""
-        address = self.address[access.rows[number], access.columns[number]]
-        return wavefronts(access.counted, address, arch=self.arch)
+        if place is None:
+            return None
+        access, number = place
+        address = self.address[tuple(part[number] for part in access.at)]
+        mask = None if access.mask is None or INSTRUCTIONS[access.counted].matrices else access.mask[number]
+        return wavefronts(access.counted, address, mask, self.arch)
 
     def keeps(self, accesses: list[Access], like: PlacedTile) -> bool:
         """Tells whether each lane finds its bytes together and aligned, as it does in the tile ``like``."""
         for access in accesses:
-            nbytes = get_instruction(access.counted, self.arch).nbytes
-            start = self.address[access.rows, access.columns]
-            if (start % nbytes).any():
+            active = True if access.mask is None else access.mask
+            if (active & (self.address[access.at] % access.nbytes != 0)).any():
                 return False
-            more = np.arange(max(nbytes // self.size, 1))
-            ways = [np.expand_dims(part, -1) for part in (access.rows, access.columns)]
+            more = np.arange(max(access.nbytes // self.size, 1))
+            ways = [np.expand_dims(part, -1) for part in access.at]
             ways[like.along] = np.minimum(ways[like.along] + more, self.address.shape[like.along] - 1)
-            here, there = (tile.address[ways[0], ways[1]] for tile in (self, like))
-            if (here - here[..., :1] != there - there[..., :1]).any():
+            here, there = (tile.address[tuple(ways)] for tile in (self, like))
+            torn = (here - here[..., :1] != there - there[..., :1]).any(axis=-1)
+            if (active & torn).any():
                 return False
         return True
 
@@ -116,10 +161,7 @@ def tile_of(tile: Any, size: int, arch: Arch, base: int, shape: Any) -> PlacedTi
     if isinstance(tile, SharedEncoding):
         if shape is None:
             raise ValueError(f"shape is None: must be the (rows, columns) of the tile of {tile}")
-        offsets = np.asarray(tile.offsets(shape))
-        if offsets.ndim != 2:
-            raise ValueError(f"shape is {shown(shape)}: must be (rows, columns)")
-        return PlacedTile(offsets * size + base, size, arch)
+        return PlacedTile(np.asarray(tile.offsets(shape)) * size + base, size, arch)
     if shape is not None:
         raise ValueError(f"shape is {shown(shape)}: must be None, {shown(tile)} has a shape of its own")
     layout = layout_of(tile)
@@ -169,23 +211,42 @@ def accesses_of(access: Any, tile: PlacedTile) -> list[Access]:
 
 
 def _access(access: Any, tile: PlacedTile) -> Access:
+    if isinstance(access, LaneAccess):
+        return _lane_access(access, tile)
+    if isinstance(access, tuple) and len(access) == 3:
+        return _lane_access(LaneAccess(access[0], access[1:]), tile)
+    require(tile.address.ndim == 2, f"shape is {tile.address.shape}", "(rows, columns)")
     if isinstance(access, str):
         return _wgmma(tile) if access == "wgmma" else _matrix_walk(access, tile)
     if isinstance(access, tuple) and len(access) == 2 and access[0] in ("ld", "st"):
         return _registers(access[0], access[1], tile)
     if isinstance(access, Layout | LinearLayout | Encoding):
         return _registers("ld", access, tile)
-    if not isinstance(access, list | tuple) or len(access) != 3:
-        raise ValueError(f"access is {shown(access)}: must be {ACCEPTED}")
-    name = access[0]
-    row, column = np.broadcast_arrays(*(integers("access", part) for part in access[1:]))
-    get_instruction(name, tile.arch)
-    if row.ndim < 1 or row.shape[-1] != tile.arch.warp_size:
-        raise ValueError(f"access {name}: rows and columns are {row.shape}: must be [..., {tile.arch.warp_size}] lanes")
-    rows, columns = tile.address.shape
-    if row.size and (min(row.min(), column.min()) < 0 or row.max() >= rows or column.max() >= columns):
-        raise ValueError(f"access {name}: rows or columns outside the tile of {rows} x {columns}")
-    return Access(name, name, *(part.reshape(-1, part.shape[-1]) for part in (row, column)))
+    raise ValueError(f"access is {shown(access)}: must be {ACCEPTED}")
+
+
+def _lane_access(access: LaneAccess, tile: PlacedTile) -> Access:
+    name, shape = access.instruction, tile.address.shape
+    copies = isinstance(name, str) and name in COPIES
+    if not copies:
+        get_instruction(name, tile.arch)
+    if copies == (access.source is None):
+        raise ValueError(f"access {name}: source is {shown(access.source)}: must be {'given' if copies else 'None'}")
+    parts = [integers("access", part) for part in access.at]
+    parts += [] if access.source is None else [integers("access", access.source)]
+    parts += [] if access.mask is None else [np.asarray(access.mask)]
+    parts = list(np.broadcast_arrays(*parts))
+    lanes = tile.arch.warp_size
+    what = "rows and columns" if len(shape) == 2 else "places"
+    if parts[0].ndim < 1 or parts[0].shape[-1] != lanes:
+        raise ValueError(f"access {name}: {what} are {parts[0].shape}: must be [..., {lanes}] lanes")
+    flat = [part.reshape(-1, lanes) for part in parts]
+    at, source = flat[: len(access.at)], flat[len(access.at)] if copies else None
+    mask = None if access.mask is None else flat[-1].astype(np.bool_)
+    require(len(at) == len(shape), f"access {name}: at has {len(at)} arrays", f"{len(shape)}, one for each mode")
+    if any(part.size and (part.min() < 0 or part.max() >= many) for part, many in zip(at, shape, strict=True)):
+        raise ValueError(f"access {name}: {what} outside the tile of {' x '.join(map(str, shape))}")
+    return Access(name, name, tuple(at), mask, source)
 
 
 def _matrix_walk(name: str, tile: PlacedTile) -> Access:
@@ -206,7 +267,7 @@ def _matrix_walk(name: str, tile: PlacedTile) -> Access:
     column = first_column[:, None] + lane // height * vector % width
     shape = (len(first_row), len(first_column), tile.arch.warp_size)
     ways = [np.broadcast_to(part, shape).reshape(-1, shape[-1]) for part in (row, column)]
-    return Access(name, name, *(ways if tile.along else ways[::-1]))
+    return Access(name, name, tuple(ways if tile.along else ways[::-1]))
 
 
 def _wgmma(tile: PlacedTile) -> Access:
@@ -232,7 +293,7 @@ def _registers(verb: str, layout: Any, tile: PlacedTile) -> Access:
     if name not in INSTRUCTIONS:
         raise ValueError(f"access is {shown(layout)}: no instruction moves elements of {tile.size} bytes")
     ways = (part[:, ::width].reshape(-1, warp, part.shape[1] // width) for part in (row, column))
-    return Access(name, name, *(np.moveaxis(part, -1, 1).reshape(-1, warp) for part in ways))
+    return Access(name, name, tuple(np.moveaxis(part, -1, 1).reshape(-1, warp) for part in ways))
 
 
 def _together(address: IntArray, width: int, size: int) -> bool:

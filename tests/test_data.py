@@ -92,11 +92,9 @@ def test_metadata_states_the_prompt_of_the_program_that_captures() -> None:
 # A user's own file -----------------------------------------------------------------------------------------------
 
 
-def arrays(
-    tokens: int = 20, heads: tuple[int, int] = (8, 2), depth: int = 64, dtype: Any = np.float32
-) -> dict[str, Any]:
+def arrays(tokens: int = 20, dtype: Any = np.float32) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((2, tokens, n, depth)).astype(dtype) for n in (heads[0], heads[1], heads[1]))
+    q, k, v = (rng.standard_normal((2, tokens, heads, 64)).astype(dtype) for heads in (8, 2, 2))
     return {"q": q, "k": k, "v": v}
 
 

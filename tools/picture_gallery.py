@@ -85,13 +85,13 @@ def files(objects: Mapping[str, Callable[[], Any]]) -> dict[Path, str]:
     return {**found, PAGE: "\n".join(parts)}
 
 
-def sheets(objects: Mapping[str, Callable[[], Any]], folder: Path, count: int = 12) -> list[Path]:
-    """Write sheets of ``count`` pictures each as ``THEME-PERCENT-NUMBER.png``."""
+def sheets(objects: Mapping[str, Callable[[], Any]], folder: Path) -> list[Path]:
+    """Write sheets of 12 pictures each as ``THEME-PERCENT-NUMBER.png``."""
     from playwright.sync_api import sync_playwright
 
     folder.mkdir(parents=True, exist_ok=True)
     shown = [f"<div><h4>{html.escape(name)}</h4>{draw(make()).inline}</div>" for name, make in objects.items()]
-    pages = [document("Gallery", "".join(shown[n : n + count]), style=SHEET) for n in range(0, len(shown), count)]
+    pages = [document("Gallery", "".join(shown[n : n + 12]), style=SHEET) for n in range(0, len(shown), 12)]
     written, plain = [], ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     with sync_playwright() as driver:
         running = driver.chromium.launch(executable_path=browser(), args=[*plain, "--disable-dev-shm-usage"])

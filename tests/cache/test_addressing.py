@@ -16,10 +16,10 @@ def numbered(*shape, dtype=np.float32):
     return np.arange(np.prod(shape)).astype(dtype).reshape(shape)
 
 
-def huge(*shape, dtype=bfloat16):
+def huge(*shape):
     """An array of that shape and its dense strides over 2 bytes: to compute addresses in, never to be followed."""
-    dense = np.cumprod((1, *shape[:0:-1]))[::-1] * dtype.itemsize
-    return np.lib.stride_tricks.as_strided(np.zeros(1, dtype), shape, dense, writeable=False)
+    dense = np.cumprod((1, *shape[:0:-1]))[::-1] * 2
+    return np.lib.stride_tricks.as_strided(np.zeros(1, bfloat16), shape, dense, writeable=False)
 
 
 class TestWorkedExampleA:

@@ -22,10 +22,10 @@ from kvlab.layout import Layout
 from kvlab.memory import Memory, OutOfBounds, bfloat16, float8_e4m3fn, invalid
 
 
-def quantised(granularity=64, D=128, scale_dtype="fp32"):
+def quantised(granularity=64, D=128):
     pool = PagedKVCacheCollection.allocate(
         KVCacheStaticParams(2, D), num_pages=4, page_size=8, num_layers=3, batch_size=2, max_length=16, dtype="fp8",
-        scale_dtype=scale_dtype, quantization_granularity=granularity,
+        scale_dtype="fp32", quantization_granularity=granularity,
     )
     rng = np.random.default_rng(0)
     pool.blocks[...] = rng.standard_normal(pool.blocks.shape).astype(float8_e4m3fn)

@@ -17,12 +17,12 @@ quick = settings(deadline=None, max_examples=80)
 
 
 @st.composite
-def linear_layouts(draw, in_dims=IN_DIMS, out_dims=None, in_bits=4):
+def linear_layouts(draw, in_dims=IN_DIMS, out_dims=None):
     """Any bases; output dimensions of up to 16."""
     if out_dims is None:
         out_dims = {f"dim{axis}": 1 << draw(st.integers(0, 4)) for axis in range(draw(st.integers(1, 3)))}
     vector = st.tuples(*(st.integers(0, size - 1) for size in out_dims.values()))
-    bases = {name: draw(st.lists(vector, max_size=in_bits)) for name in in_dims}
+    bases = {name: draw(st.lists(vector, max_size=4)) for name in in_dims}
     return LinearLayout(bases, out_dims)
 
 

@@ -44,11 +44,9 @@ def test_tiles_equal_compiled_max(golden: Callable[[str], list[dict[str, Any]]])
     assert len(cases) == 8
 
 
-def dense_case(
-    page_size: int, lengths: list[int], *, poison: bool = True
-) -> tuple[PagedKVCache, np.ndarray[Any, np.dtype[np.float32]]]:
+def dense_case(page_size: int, lengths: list[int]) -> tuple[PagedKVCache, np.ndarray[Any, np.dtype[np.float32]]]:
     keys = np.random.default_rng(0).standard_normal((1, len(lengths), max(lengths), 2, 16)).astype(np.float32)
-    pool = from_dense(keys, keys, lengths, page_size, shuffle=1, spare_pages=2, poison=poison)
+    pool = from_dense(keys, keys, lengths, page_size, shuffle=1, spare_pages=2)
     return pool.get_key_cache(0), keys[0]
 
 

@@ -27,8 +27,8 @@ def kernels(kernels_on_path):
     return compiled_kernels
 
 
-def matmul(kernels, target, tile=(64, 64, 32), **options):
-    blocks = dict(zip(("BM", "BN", "BK"), tile, strict=True))
+def matmul(kernels, target, **options):
+    blocks = {"BM": 64, "BN": 64, "BK": 32}
     return compile_kernel(
         kernels.matmul_kernel, MATMUL, blocks, target, divisible=["a", "b", "c", "K", "stride"], **options
     )

@@ -123,7 +123,8 @@ def pool(sequences: int = 1 << 12, columns: int = 32) -> PagedKVCacheCollection:
     return PagedKVCacheCollection(blocks, np.full(sequences, 16 * columns - 12), table, 1, 16 * columns)
 
 
-def continuous(sequences: int = 1 << 14) -> ContinuousBatchingKVCacheCollection:
+def continuous() -> ContinuousBatchingKVCacheCollection:
+    sequences = 1 << 14
     blocks = np.zeros((sequences, 2, 1, 16, 1, 1), np.int8)
     return ContinuousBatchingKVCacheCollection(blocks, np.full(sequences, 9), np.arange(sequences), 1, 10)
 

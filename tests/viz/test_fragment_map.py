@@ -16,10 +16,10 @@ from kvlab.viz import draw, draw_fragment_map, draw_kv_tile
 HELD = re.compile(r"row (\d+), column (\d+)\nthread (\d+), its element (\d+)\nwarp (\d+), lane (\d+), register (\d+), ")
 
 
-def fragments(k: bool, mma=(16, 16, 32), BN: int = 128, WN: int = 32, depth: int = 128) -> FragmentMap:
+def fragments(k: bool, mma=(16, 16, 32), BN: int = 128) -> FragmentMap:
     swizzle = Swizzle(3, 0, 3 if mma[0] == 16 else 4, "vector") if k else None
-    params = KVBufferParams("bf16", mma, swizzle, BN, WN if k else BN, 32, 256, depth, 1, k)
-    cache = PagedKVCache(np.zeros((2, 128, 1, depth), params.dtype), [99], [[1, 0]], 1, 100)
+    params = KVBufferParams("bf16", mma, swizzle, BN, 32 if k else BN, 32, 256, 128, 1, k)
+    cache = PagedKVCache(np.zeros((2, 128, 1, 128), params.dtype), [99], [[1, 0]], 1, 100)
     return KVBuffer(params, cache, 0, 0, end=100).fragment_map()
 
 

@@ -43,18 +43,14 @@ class Axis:
         return self.edge + self.cell / 2
 
 
-def axis(
-    count: int, cell: float, start: float, *, limit: int, head: int, tail: int = 1, keep: int | None = None
-) -> Axis:
+def axis(count: int, cell: float, start: float, *, limit: int, head: int, tail: int = 1) -> Axis:
     """``count`` cells from ``start`` on; more than ``limit`` fold to the first ``head``, a gap, the last ``tail``.
-
-    Cell ``keep`` is shown in any case.
 
     >>> folded = axis(128, 10.0, 0.0, limit=24, head=8)
     >>> folded.index.tolist(), folded.edge[-2:].tolist(), folded.gaps
     ([0, 1, 2, 3, 4, 5, 6, 7, 127], [70.0, 100.0], ((90.0, 119),))
     """
-    return axis_of(some(count, limit, head, tail, keep, most=0), cell, start)
+    return axis_of(some(count, limit, head, tail, most=0), cell, start)
 
 
 def some(

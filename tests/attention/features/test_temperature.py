@@ -33,7 +33,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
-def asked(name: str, beside: str, tokens: int = 1) -> dict[str, Any]:
+def asked(name: str, beside: str, tokens: int) -> dict[str, Any]:
     """The keywords of a call with features of ``BESIDE``; decodes with more than one new token have ``tokens``."""
     found = call_of(name) | BESIDE[beside]
     del found["out"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,16 @@ def test_the_recipe_of_a_feature_lists_its_files() -> None:
     sources = (ROOT / "kvlab").rglob("*.py")
     naming = {str(path.relative_to(ROOT)) for path in sources if re.search(r"\btemperature\b", path.read_text())}
     assert set(re.findall(r"`(kvlab/[\w/]+\.py)`", recipe)) == naming
+
+
+def test_the_rooms_are_those_of_the_package_in_the_order_of_the_contract() -> None:
+    """A law: the table of the architecture, the contract that import-linter keeps, and the folders name the same."""
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms")[2].partition("\n\n## ")[0]
+    rows = [f"kvlab.{room}" for room in re.findall(r"^\| `kvlab/(\w+)[/.]", table, re.MULTILINE)]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert rows == contracts[0]["layers"][::-1]
+    found = {path.stem for path in (ROOT / "kvlab").iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert {f"kvlab.{name}" for name in found if not name.startswith("__")} == set(rows)
 
 
 def test_the_glossary_is_in_order() -> None:

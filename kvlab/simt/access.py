@@ -112,6 +112,22 @@ class Copy:
     mask: Array
     group: Array
 
+    def land(self, m: SimtMachine, lanes: Array) -> None:
+        """Store what is still in flight of some of the lanes."""
+        lands = self.mask & lanes
+        if lands.any():
+            m.store(self.where, self.value, None if lands.all() else lands, "shared")
+            self.mask = self.mask & ~lands
+
+
+@dataclass
+class Arrival:
+    """Arrivals at mbarriers, of lanes, that wait for the copies which these had in flight."""
+
+    where: Array
+    mask: Array
+    copies: list[Copy]
+
 
 def _cp(x: Operands) -> Step | None:
     if x.op[1] != "async" or "bulk" in x.op:
@@ -121,7 +137,9 @@ def _cp(x: Operands) -> Step | None:
     if "wait_group" in x.op or "wait_all" in x.op:
         left = int(x.texts[0], 0) if x.texts else -1
         return lambda m, mask: _wait(m, mask, left)
-    if "mbarrier" in x.op or "shared" not in [word.split("::")[0] for word in x.op]:
+    if "mbarrier" in x.op:
+        return _arrive_behind(x)
+    if "shared" not in [word.split("::")[0] for word in x.op]:
         return None
     to, fro, nbytes = x.shared_address(0), x.address(1), int(x.texts[2], 0)
     size = x.read(3, "u32") if len(x) > 3 and not x.texts[3].startswith("%rd") else None
@@ -148,6 +166,24 @@ def _cp(x: Operands) -> Step | None:
     return step
 
 
+def _arrive_behind(x: Operands) -> Step:
+    """An arrival that comes when the copies which the thread has in flight have landed, as late as that is seen."""
+    if "noinc" not in x.op:
+        x.unknown("arrivals are those that the mbarrier counts: .noinc")
+    address = x.shared_address(0)
+
+    def step(m: SimtMachine, mask: Mask) -> None:
+        on = np.ones(m.shape, np.bool_) if mask is None else mask
+        where = np.broadcast_to(address(m), m.shape).copy()
+        m.arrivals.append(Arrival(where, on.copy(), list(m.copies)))
+        m.mbarriers.version += 1
+        if m.order is not None:
+            for at in np.unique(where[on]).tolist():
+                m.order.hand(("mbarrier", at), np.asarray((on & (where == at)).any(axis=1)))
+
+    return step
+
+
 def _commit(m: SimtMachine, mask: Mask) -> None:
     m.groups[slice(None) if mask is None else mask.any(axis=1)] += 1
 
@@ -161,8 +197,7 @@ def _wait(m: SimtMachine, mask: Mask, left: int) -> None:
             if m.order is not None:
                 nbytes = copy.value.shape[-1] * copy.value.itemsize
                 m.order.wrote(m, copy.where, nbytes, lands, unfenced=False)
-            m.store(copy.where, copy.value, None if lands.all() else lands, "shared")
-            copy.mask = copy.mask & ~lands
+            copy.land(m, lands)
     m.copies = [copy for copy in m.copies if copy.mask.any()]
 
 
@@ -262,6 +297,11 @@ def _fence(x: Operands) -> Step:
     return lambda m, mask: None if m.order is None else m.order.fence(m, mask)
 
 
+def _dependents(x: Operands) -> Step:
+    """From the first wait on there is what the launch before writes, not earlier."""
+    return (lambda m, mask: m.launch_before()) if "wait" in x.op else _nothing(x)
+
+
 def _policy(x: Operands) -> Step:
     write = x.write(0, "b64")
     return lambda m, mask: write(m, np.zeros(m.shape, np.uint64), mask)
@@ -270,5 +310,5 @@ def _policy(x: Operands) -> Step:
 _FORMS: dict[str, Callable[[Operands], Step | None]] = {
     "ld": _ld, "ldu": _ld, "st": _st, "cp": _cp, "atom": _atom, "red": _atom, "prefetch": _nothing,
     "prefetchu": _nothing, "discard": _nothing, "applypriority": _nothing, "createpolicy": _policy, "membar": _nothing,
-    "fence": _fence, "griddepcontrol": _nothing, "nanosleep": _nothing,
+    "fence": _fence, "griddepcontrol": _dependents, "nanosleep": _nothing,
 }

@@ -233,6 +233,8 @@ class Boxes:
 def _bulk(x: Operands) -> Step | None:
     if "commit_group" in x.op or "wait_group" in x.op:
         return _groups(x, "boxes")
+    if "prefetch" in x.op:
+        return _nothing(x)
     rank = next((int(word[0]) for word in x.op if word[1:] == "d" and word[0] in "12345"), 0)
     spaces = [word.split("::")[0] for word in x.op if word.split("::")[0] in ("shared", "global")]
     if "tensor" not in x.op or not rank or any(word in x.op for word in ("im2col", "multicast::cluster", "reduce")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,12 @@ from kvlab.memory import AddressSpace, Memory
 
 from .hopper import descriptor_over
 from .machine import Code, SimtMachine, symbols_of
+from .order import Unwaited
 from .ptx import Parameter, Program, parse
 from .record import KernelRun, Trace, facts_of
 from .values import GLOBALS, REGION, TYPES
 
-OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "num_ctas", "debug")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "num_ctas", "debug", "launch_pdl")
 """Arguments of a launch that are the compiler's."""
 _LANES = 4096  # that run side by side
 _SCRATCH = 1 << 20
@@ -31,7 +32,7 @@ _SCRATCH = 1 << 20
 
 def run(
     kernel: Any, grid: Any, *args: Any, target: str = "sm_80", arithmetic: str = "chip", addresses: bool = True,
-    strict: bool = True, races: bool = False, **named: Any,
+    strict: bool = True, races: bool = False, launch_before: Callable[[], Any] | None = None, **named: Any,
 ) -> KernelRun:
     """Run a ``@triton.jit`` or ``@gluon.jit`` kernel as it is compiled for a GPU, without one: its PTX, lane by lane.
 
@@ -44,6 +45,9 @@ def run(
                 raise (:class:`Unwaited`, :class:`Unfenced`: :mod:`kvlab.simt.order`)
     races       whether, if it is strict, a barrier that is missing between warps raises, too (:class:`Race`). Kernels
                 may do without one on purpose, where both warps store the same values
+    launch_before   for a launch that may begin while the one before still runs (``launch_pdl``): runs that one when
+                the first thread waits for it, which is as late as it may be. A kernel that ends without such a wait
+                raises :class:`Unwaited`: what waits for it does not wait for the launch before
 
     Accesses outside an argument raise :class:`~kvlab.memory.OutOfBounds`, with the line of the PTX and of the kernel;
     instructions that the machine does not have :class:`UnknownInstruction`, before anything runs. Torch and Triton must
@@ -83,7 +87,8 @@ def run(
               for path, value in _leaves(name, given[name], described["constexprs"])]
     sizes = grid(given) if callable(grid) else grid
     return run_ptx(compiled.asm["ptx"], sizes, leaves, shared=compiled.shared, arithmetic=arithmetic,
-                   addresses=addresses, strict=strict, races=races, contract=options.get("enable_fp_fusion", True))
+                   addresses=addresses, strict=strict, races=races, contract=options.get("enable_fp_fusion", True),
+                   launch_before=launch_before)
 
 
 def _leaves(path: Any, value: Any, constants: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -102,6 +107,7 @@ def _leaves(path: Any, value: Any, constants: Mapping[Any, Any]) -> Iterator[tup
 def run_ptx(
     ptx: str, grid: Any, args: Sequence[Any], *, shared: int = 0, threads: int | None = None, arithmetic: str = "chip",
     addresses: bool = True, strict: bool = True, races: bool = False, contract: bool = True,
+    launch_before: Callable[[], Any] | None = None,
 ) -> KernelRun:
     """Run the kernel of a PTX text on ``args``, one for each parameter, in order: arrays, numbers, and
     :class:`~kvlab.hardware.TmaDescriptor` for tensor maps.
@@ -140,19 +146,36 @@ def run_ptx(
     trace = Trace(program, _arch(program.target), addresses)
     ctas, provisional = int(np.prod(sizes)), set(_provisional(program))
     together = max(1, _LANES // lanes)
+    before = _Before(launch_before)
     with np.errstate(all="ignore"):
         for first in range(0, ctas, together):
             numbers = range(first, min(first + together, ctas))
             machine = SimtMachine(code, numbers, sizes, lanes, nbytes, allocations, tensor_maps, trace,
-                                  arithmetic, strict, races)
+                                  arithmetic, strict, races, before)
             machine.run()
             provisional |= machine.provisional
+    if launch_before is not None and not before.ran:
+        raise Unwaited(f"{program.name} ends without a griddepcontrol.wait: what waits for it does not wait for the "
+                       "launch before")
     seconds = time.perf_counter() - start
     facts = facts_of(program, trace, lambda at: code.block(at)[2])
     total = sum(lanes * (code.block(at)[2] - at) for at, lanes in trace.lanes.items())
     exact = arithmetic == "chip"
     return KernelRun(program.name, program.target, sizes, ptx, facts, total, seconds,
                      tuple(sorted(provisional)) if exact else ())
+
+
+@dataclass
+class _Before:
+    """The launch before, run once."""
+
+    launch: Callable[[], Any] | None
+    ran: bool = False
+
+    def __call__(self) -> None:
+        if not self.ran and self.launch is not None:
+            self.ran = True
+            self.launch()
 
 
 ADD_ONE = """.version 8.0

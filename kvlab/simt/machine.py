@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,13 +135,15 @@ class SimtMachine:
     ctas        their numbers in the grid, x fastest;  ``grid`` (x, y, z)
     allocations  memories by the number of their region of addresses;  ``nbytes`` of shared memory of a CTA
     tensor_maps  TMA descriptors by their address
+    launch_before  is called at each ``griddepcontrol.wait``
     """
 
     def __init__(
         self, code: Code, ctas: Sequence[int], grid: tuple[int, int, int], threads: int, nbytes: int,
         allocations: Mapping[int, Memory], tensor_maps: Mapping[int, TmaDescriptor], trace: Trace, arithmetic: str,
-        strict: bool, races: bool,
+        strict: bool, races: bool, launch_before: Callable[[], None] = lambda: None,
     ) -> None:
+        self.launch_before = launch_before
         self.code, self.trace, self.arithmetic, self.grid, self.threads = code, trace, arithmetic, grid, threads
         self.warps = -(-threads // 32)
         self.shape = (len(ctas) * self.warps, 32)
@@ -164,6 +166,7 @@ class SimtMachine:
         self.waiting = np.zeros(self.shape[0], np.bool_)
         self.barrier = np.full((2, self.shape[0]), -1, np.int64)
         self.copies: list[access.Copy] = []
+        self.arrivals: list[access.Arrival] = []
         self.groups = np.zeros(self.shape[0], np.int64)
         self.mbarriers = hopper.Mbarriers(len(ctas))
         self.seen = np.full(self.shape[0], -1, np.int64)  # of mbarriers, by a warp that sleeps
@@ -330,10 +333,20 @@ class SimtMachine:
             access.forgotten(self.shared, self._spread(cta, where, slots).reshape(every), nbytes, on.reshape(every))
 
     def land(self, barrier: Array, cta: Array) -> None:
-        """The boxes that these mbarriers count are there."""
-        if not self.boxes:
+        """The boxes and the copies that these mbarriers count are there."""
+        if not self.boxes and not self.arrivals:
             return
         wanted = np.unique(cta << 32 | barrier)
+        for one in self.arrivals:
+            lanes = one.mask & np.isin(self.cta[:, None] << 32 | one.where, wanted)
+            if lanes.any():
+                for copy in one.copies:
+                    copy.land(self, lanes)
+                where, ctas = one.where[lanes], np.broadcast_to(self.cta[:, None], self.shape)[lanes]
+                self.mbarriers.arrive(where, ctas, np.ones(len(where), np.int64))
+                one.mask = one.mask & ~lanes
+        self.arrivals = [one for one in self.arrivals if one.mask.any()]
+        self.copies = [copy for copy in self.copies if copy.mask.any()]
         for box in self.boxes:
             lands = ~box.landed & np.isin(box.cta << 32 | box.barrier, wanted)
             if lands.any():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,33 +17,75 @@ from kvlab.attention.schedule import emulator as schedules
 from kvlab.common.arrays import to_torch
 
 
-class Simulated:
-    """In place of a kernel: ``kernel[grid](*args, **named)`` runs its PTX for sm_90."""
+class Launches:
+    """Launches of a stream: each begins when that before it has ended or, where it may begin earlier (``launch_pdl``),
+    that before it runs when it is waited for, at the end of its kernel if need be.
+    """
 
-    def __init__(self, fn: Any, strict: bool) -> None:
+    def __init__(self) -> None:
+        self._last: Callable[..., None] | None = None
+
+    def add(self, launch: Callable[..., None], dependent: bool) -> None:
+        """The next one."""
+        if dependent:
+            launch = partial(launch, launch_before=self._last or (lambda: None))
+        else:
+            self.finish()
+        self._last = launch
+
+    def finish(self) -> None:
+        """Those that are left."""
+        last, self._last = self._last, None
+        if last is not None:
+            last()
+
+
+class Simulated:
+    """In place of a kernel: ``kernel[grid](*args, **named)`` runs its PTX for sm_90. ``checks`` as of ``simt.run``."""
+
+    def __init__(self, fn: Any, launches: Launches, **checks: bool) -> None:
         self.fn: Any = fn
-        self.strict = strict
+        self.launches, self.checks = launches, checks
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def launch(*args: Any, **named: Any) -> None:
             arguments = dict(zip(self.fn.arg_names, args, strict=False)) | named
-            simt.run(self.fn, grid, target="sm_90", arithmetic="float32", strict=self.strict, **arguments)
+            run = partial(simt.run, self.fn, grid, target="sm_90", arithmetic="float32", addresses=False,
+                          **self.checks, **arguments)
+            self.launches.add(run, named.get("launch_pdl", False))
 
         return launch
 
 
+@contextmanager
+def simulating(*homes: Any, **checks: bool) -> Iterator[None]:
+    """Where kernels of a call over a schedule run so, (module, name) each, as if all tensors were on a GPU."""
+    launches = Launches()
+    with pytest.MonkeyPatch.context() as patch:
+        for home, name in homes:
+            patch.setattr(home, name, Simulated(getattr(home, name), launches, **checks))
+        patch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+        yield
+    launches.finish()
+
+
 def simulated(
-    module: Any, arrays: tuple[Any, ...], named: dict[str, Any], *, strict: bool = True
+    module: Any, arrays: tuple[Any, ...], named: dict[str, Any], *, lists: bool = False, **checks: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The results of all walks, Hopper's by ``module``, and of their joins; ``strict`` as of ``simt.run``."""
-    from kvlab.attention.attend_paged import kernel
+    """The results of all walks, Hopper's by ``module``, and of their joins; ``lists``: the kernel makes the work lists,
+    too. ``checks`` as of ``simt.run``.
+    """
+    from kvlab.attention.attend_paged import hopper, kernel
+    from kvlab.attention.attend_paged.wide import hopper as wide
+    from kvlab.attention.schedule import kernel as list_kernel
 
     starts = arrays[5] if len(arrays) > 5 else None
     problem = schedule_problem(ragged_problem(*arrays[:4], starts), *named["features"].mask.by_length)
-    walks = named["config"].walks
-    works = [to_torch(schedules.launch(arrays[4], starts, problem=problem, config=one.schedule)[0]) for one in walks]
-    with pytest.MonkeyPatch.context() as patch:
-        for home, name in ((module, "walk"), (kernel, "walk"), (kernel, "join")):
-            patch.setattr(home, name, Simulated(getattr(home, name), strict))
-        tensors = map(as_tensors, arrays)
+    works = None
+    if not lists:
+        works = [to_torch(schedules.launch(arrays[4], starts, problem=problem, config=one.schedule)[0])
+                 for one in named["config"].walks]
+    homes = (hopper, "walk"), (wide, "walk"), (kernel, "walk"), (kernel, "join"), (list_kernel, "work_list")
+    tensors = tuple(map(as_tensors, arrays))
+    with simulating(*homes, **checks):
         return kernel.launch(*tensors, **named | {"features": as_tensors(named["features"])}, works=works)

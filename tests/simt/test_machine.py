@@ -15,7 +15,7 @@ import pytest
 
 from kvlab.hardware import TmaDescriptor
 from kvlab.memory import OutOfBounds, UnwrittenRead
-from kvlab.simt import Deadlock, DeviceAssertion, KernelRun, UnknownInstruction, run_ptx
+from kvlab.simt import Deadlock, DeviceAssertion, KernelRun, UnknownInstruction, Unwaited, run_ptx
 
 DATA = Path(__file__).parents[1] / "data"
 LANE = np.arange(32)
@@ -220,6 +220,65 @@ def test_a_copy_lands_when_it_is_waited_for(wait: str | None, error: type[Except
     else:
         with pytest.raises(error, match=r"at PTX line \d+: `ld.shared.b32"):
             execute(body, source, out, shared=128)
+
+
+@pytest.mark.parametrize("arrive, wait, error", [
+    ("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r1];", True, None),
+    ("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r1];", False, UnwrittenRead),
+    ("mbarrier.arrive.shared::cta.b64 _, [%r1];", True, UnwrittenRead),
+    ("", True, Deadlock),
+    ("cp.async.mbarrier.arrive.shared::cta.b64 [%r1];", True, UnknownInstruction),
+])
+def test_an_arrival_behind_copies_comes_when_they_have_landed(
+    arrive: str, wait: bool, error: type[Exception] | None
+) -> None:
+    """Rests on the definition of cp.async.mbarrier.arrive: one arrival of each thread, behind the copies that it has in
+    flight; those that it starts afterwards are others. A warp reads what another one's threads have copied.
+    """
+    source, out = np.arange(100, 164, dtype=np.uint32), np.zeros(32, np.uint32)
+    waits = "again: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 0; @!%p2 bra again;" if wait else ""
+    body = f"""
+        mov.u32 %r1, smem; and.b32 %r2, %r100, 31; shl.b32 %r2, %r2, 2; add.u32 %r3, %r1, 16; add.u32 %r3, %r3, %r2;
+        setp.eq.u32 %p1, %r100, 0; @%p1 mbarrier.init.shared::cta.b64 [%r1], 32; bar.sync 0;
+        setp.lt.u32 %p1, %r100, 32; @%p1 bra copies;
+        {waits}
+        ld.shared.b32 %r4, [%r3]; add.s64 %rd2, %rd101, %rd99; st.global.b32 [%rd2+-128], %r4;
+        bra end;
+        copies: add.s64 %rd1, %rd100, %rd99; cp.async.ca.shared.global [%r3+0], [%rd1+0], 0x4;
+        {arrive}
+        cp.async.ca.shared.global [%r3+128], [%rd1+128], 0x4;
+        end: bar.sync 0;"""
+    launch = {"threads": 64, "shared": 512, "races": True}
+    if error is None:
+        execute(body, source, out, **launch)
+        assert np.array_equal(out, source[:32])
+        with pytest.raises(UnwrittenRead, match=r"at PTX line \d+: `ld.shared.b32 %r4"):
+            execute(body.replace("ld.shared.b32 %r4, [%r3]", "ld.shared.b32 %r4, [%r3+128]"), source, out,
+                    **launch | {"races": False})
+    else:
+        with pytest.raises(error):
+            execute(body, source, out, **launch)
+
+
+def test_what_the_launch_before_writes_is_there_from_the_first_wait_on() -> None:
+    """Rests on the definition of griddepcontrol.wait; CTAs of one launch run that before it once."""
+    ready, out = np.zeros(32, np.uint32), np.zeros((2, 32), np.uint32)
+    body = """
+        add.s64 %rd1, %rd100, %rd99; add.s64 %rd2, %rd101, %rd99; griddepcontrol.launch_dependents;
+        ld.global.b32 %r1, [%rd1]; griddepcontrol.wait; ld.global.b32 %r2, [%rd1];
+        st.global.b32 [%rd2], %r1; st.global.b32 [%rd2+128], %r2;"""
+    ran = []
+
+    def before() -> None:
+        ran.append(1)
+        ready[:] = LANE + 5
+
+    execute(body, ready, out, grid=(2,), launch_before=before)
+    assert len(ran) == 1
+    assert np.array_equal(out, [np.zeros(32), LANE + 5])
+    with pytest.raises(Unwaited, match=r"f ends without a griddepcontrol\.wait: what waits for it does not wait"):
+        execute(body.replace("griddepcontrol.wait;", ""), ready, out, launch_before=before)
+    execute(body, ready, out)
 
 
 def test_atomics_come_one_after_the_other() -> None:

@@ -232,12 +232,21 @@ def test_compiled(case: Case | FeatureCase, ragged: bool) -> None:
     assert count["UTMALDG"] == 2 * (C.W // 64) * (C.BT // C.BOX)
 
 
+WALKED = [
+    (FeatureCase((70, 0, 150), heads=(4, 2), D=80, sinks=True), 3),
+    (Case((200, 1, 65), heads=(4, 1), D=112, S=8, dtype="fp16", page=64), 3),
+]
+
+
 @pytest.mark.compile
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
-def test_the_compiled_walk_attends() -> None:
-    """Its PTX, run without a GPU: sequences that teams share, one without a key. Rests on float64."""
+@pytest.mark.parametrize("case, teams", WALKED, ids=str)
+def test_the_compiled_walk_attends(case: Case | FeatureCase, teams: int) -> None:
+    """Its PTX, run without a GPU, with that of the list and of the join: sequences that teams share, one without a key,
+    tiles of 32 rows. Each launch begins before that before it has written anything. No two warps race. Rests on
+    float64.
+    """
     from kvlab.attention.attend_paged import hopper
 
-    case = FeatureCase((70, 0, 150), heads=(4, 2), D=80, sinks=True)
-    arrays, named = launch_form(case, 3)
-    assert_accurate(case.build(), *simulated(hopper, arrays, named))
+    arrays, named = launch_form(case, teams)
+    assert_accurate(case.build(), *simulated(hopper, arrays, named, lists=True, races=True))

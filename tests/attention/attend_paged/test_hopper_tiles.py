@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from caught import SHARED, Caught, as_if_on, as_launched, as_tensors
 from prefill_cases import Case
 from simulated import simulated
@@ -17,7 +18,7 @@ from yardsticks import assert_accurate
 from kvlab.attention import attend_paged, explain, plan
 from kvlab.attention.attend_paged import emulator
 from kvlab.attention.attend_paged.config import AttendProblem, choose_walks, ragged_problem
-from kvlab.attention.attend_paged.hopper_config import tiles_walk, with_tiles
+from kvlab.attention.attend_paged.hopper_config import on_hopper, tiles_walk, with_tiles
 from kvlab.attention.mha_prefill.hopper_config import listed_constants, shared_bytes
 from kvlab.common.arrays import to_torch
 from kvlab.triton_support.versions import gluon_lacks
@@ -39,6 +40,15 @@ def by_tiles(case: Case, programs: int, longest: int | None = None) -> tuple[tup
     config = with_tiles(config, problem, call.features)
     assert config.walks[-1].wide is not None
     return call.arrays, {"scale": call.plan.scale, "features": call.features, "config": config}
+
+
+def at_once(case: Case, processors: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same of the walks that a call takes on so many processors."""
+    arrays, named = by_tiles(case, processors)
+    problem, longest = ragged_problem(*arrays[:4], arrays[5]), max(new for new, _ in case.lens)
+    walks = choose_walks(problem, longest, processors=processors, tiles=True, beside=True)
+    config = with_tiles(on_hopper(walks, problem, longest, processors), problem, named["features"])
+    return arrays, named | {"config": config}
 
 
 CASES = [
@@ -187,12 +197,25 @@ def test_every_configuration_has_room() -> None:
             assert shared_bytes(C) <= SHARED["sm_90"]
 
 
+AT_ONCE = [
+    (paged((70, 300), (2, 20), (0, 17), (1, 600), (6, 40), heads=(8, 2), D=80, sinks=True), ["ring", "ring", "tiles"]),
+    (paged((130, 300), (1, 480), (0, 17), (1, 1), (9, 128), heads=(8, 2), D=128, dtype="fp16"), ["tiles"]),
+]
+
+
 @pytest.mark.compile
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
-def test_the_compiled_walk_attends() -> None:
-    """Its PTX, run without a GPU, beside the small tiles of the other sequences. Rests on float64."""
-    from kvlab.attention.attend_paged.wide import hopper
+@pytest.mark.parametrize("case, walks", AT_ONCE, ids=["beside", "one list"])
+def test_the_compiled_walks_attend(case: Case, walks: list[str]) -> None:
+    """Their PTX, run without a GPU, with that of the lists and of the joins; rings run before the tiles beside which
+    they are launched, and end behind them. Rests on float64.
+    """
+    from kvlab.attention.attend_paged import hopper
 
-    case = paged((130, 300), (2, 20), (0, 17), heads=(8, 2), D=80, sinks=True)
-    made, lse = simulated(hopper, *by_tiles(case, 8), strict=False)  # consumers clean V at once, all with the same
+    arrays, named = at_once(case, 12)
+    config = named["config"]
+    assert [{"hopper": "ring", "wide.hopper": "tiles"}[str(one.module)] for one in config.walks] == walks
+    assert config.beside == (len(walks) > 1)
+    out = torch.full((*arrays[0].shape[:3], arrays[2].shape[3]), float("nan"), dtype=to_torch(arrays[0]).dtype)
+    made, lse = simulated(hopper, arrays, named | {"out": out}, lists=True)
     assert_accurate(case.build(), made[0], lse[0])

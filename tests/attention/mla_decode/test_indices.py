@@ -6,18 +6,22 @@ What no list names is NaN, in unused slots and pages.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from caught import SHARED, Caught, as_launched, as_tensors
 from hopper_launches import listed_arguments
 from listed_cases import Listed
 from mla_cases import FULL, Case
+from simulated import simulating
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import mla_decode, mla_decode_paged
 from kvlab.attention.mla_decode import hopper_config, kernel
+from kvlab.attention.mla_decode.config import MLADecodeProblem
 from kvlab.cache import PagedKVCache, PagedKVCacheCollection
 from kvlab.common.arrays import to_numpy, to_torch
 from kvlab.hardware import TMAGather4Tile
@@ -204,6 +208,33 @@ def test_tokens_that_do_not_follow_one_another() -> None:
 
 @pytest.mark.compile
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
+def test_the_compiled_kernel_of_hopper_attends() -> None:
+    """Its PTX, run without a GPU, by two programs that take item after item: lists of no multiple of 64, the same slot
+    again and again, slots at the ends of pages and the last of the pool, integers of 64 bits that name none, a token
+    that sees nothing. No two warps race. Rests on float64.
+    """
+    from kvlab.attention.merge_states import kernel as merge_kernel
+    from kvlab.attention.mla_decode import hopper
+
+    listed = Listed(Case((90, 70, 33, 20), H=5, columns=FULL, page=16, splits=2), 130)
+    rows, slots = listed.x.rows, len(listed.x.rows) * 16
+    for slot in (0, 15, 16, slots - 16, slots - 1):
+        rows[slot // 16, slot % 16] = np.random.default_rng(slot).standard_normal(576).astype(rows.dtype)
+    listed.indices[0] = slots - 1
+    listed.indices[1, -5:] = 0, 15, 16, slots - 16, slots - 1
+    indices, absent = listed.indices.astype(np.int64), listed.indices < 0
+    indices[absent] = np.resize([-1, slots, 1 << 40, -(1 << 40)], int(absent.sum()))
+    problem = MLADecodeProblem.of(listed.q[:, None], *listed.x.windows, indices, None)
+    config = replace(hopper_config.choose_hopper(problem, num_splits=2), programs=2)
+    arrays = [to_torch(x) for x in (listed.q[:, None], rows, listed.x.windows[1], indices)]
+    out = torch.full((4, 1, 5, 512), float("nan"), dtype=arrays[0].dtype)
+    with simulating((hopper, "attend"), (merge_kernel, "merge"), races=True):
+        made = hopper.launch(*arrays, None, scale=listed.x.scale, features=listed.x.features, config=config, out=out)
+    assert_accurate(listed.dense, *made)
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
 @pytest.mark.parametrize("H", [16, 128])
 def test_compiled_for_hopper(H: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rests on the compiler's counts: nine boxes of Q come by TMA, rows by 64 x 72 copies of 16 bytes of 128 threads;
@@ -227,7 +258,7 @@ def test_compiled_for_hopper(H: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("H, target", [(16, "sm_90"), (128, "sm_90"), (128, "gfx950")])
 def test_compiled(H: int, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rests on the compiler's counts: nothing spills, K comes by cp.async and fits beside Q."""
-    from kvlab.attention.mla_decode.config import MLADecodeProblem, choose_config
+    from kvlab.attention.mla_decode.config import choose_config
     from kvlab.triton_support.versions import holds_wgmma_rows
 
     listed = Listed(Case((50,), H=H, columns=FULL, page=64), 64)

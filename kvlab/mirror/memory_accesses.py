@@ -204,31 +204,37 @@ class MemoryWatch:
         address, kept = np.asarray(pointers, np.uint64), np.array(mask, bool)
         if not kept.any() or not self.regions:
             return kept
-        owner = np.minimum(np.searchsorted(self._ends, address, "right"), len(self.regions) - 1)
-        for number in np.unique(owner[kept]):
-            region, mine = self.regions[number], kept & (owner == number)
+        for region, mine in self._owners(address, kept):
             where = address[mine].astype(np.int64) - region.start
             outside = (where < 0) | (where + nbytes > region.end - region.start)
             element = where // region.nbytes
             if outside.any():
                 self._fault("out of bounds", path, line, operation, region, element[outside])
                 kept[mine] = ~outside
-            inside = where[~outside]
-            self._count(path, line, operation, region, nbytes, inside)
-            first = element[~outside]
+                where, element = where[~outside], element[~outside]
+            self._count(path, line, operation, region, nbytes, where)
             if region.written is not None and operation != "store":
-                unknown = ~region.written[first]
+                unknown = ~region.written[element]
                 if unknown.any():
-                    self._fault("unwritten read", path, line, operation, region, first[unknown])
+                    self._fault("unwritten read", path, line, operation, region, element[unknown])
             if operation == "load":
                 continue
             if value is not None and operation == "store" and nbytes == region.nbytes:
-                self._overwrites(path, line, region, first, np.broadcast_to(value, mask.shape)[mine][~outside])
+                self._overwrites(path, line, region, element, np.broadcast_to(value, mask.shape)[mine][~outside])
             for step in range(max(1, nbytes // region.nbytes)):
-                region.writer[first + step] = -1 if operation == "atomic" else self._program()
+                region.writer[element + step] = -1 if operation == "atomic" else self._program()
                 if region.written is not None:
-                    region.written[first + step] = True
+                    region.written[element + step] = True
         return kept
+
+    def _owners(self, address: np.ndarray, kept: np.ndarray) -> list[tuple[_Region, np.ndarray]]:
+        """Arguments that some of the addresses belong to, each with the mask of those."""
+        some = address[kept]
+        first, last = np.minimum(self._ends.searchsorted([some.min(), some.max()], "right"), len(self.regions) - 1)
+        if first == last:
+            return [(self.regions[first], kept.copy())]
+        owner = np.minimum(self._ends.searchsorted(address, "right"), len(self.regions) - 1)
+        return [(self.regions[number], kept & (owner == number)) for number in np.unique(owner[kept])]
 
     def _overwrites(self, path: str, line: int, region: _Region, element: np.ndarray, value: np.ndarray) -> None:
         others = (region.writer[element] >= 0) & (region.writer[element] != self._program())
@@ -249,12 +255,13 @@ class MemoryWatch:
         one.times += 1
         if not inside.size:
             return
-        low, high = int(inside.min()), int(inside.max()) + nbytes
+        ordered = np.sort(inside)
+        low, high = int(ordered[0]), int(ordered[-1]) + nbytes
         one.low, one.high = (low, high) if not one.elements else (min(one.low, low), max(one.high, high))
         one.elements += inside.size
-        distinct = np.unique(inside)
-        one.sectors += len(np.unique((region.start + distinct) // SECTOR_BYTES))
-        one.ideal += -(-len(distinct) * nbytes // SECTOR_BYTES)
+        distinct = 1 + np.count_nonzero(np.diff(ordered))
+        one.sectors += 1 + np.count_nonzero(np.diff((region.start + ordered) // SECTOR_BYTES))
+        one.ideal += -(-distinct * nbytes // SECTOR_BYTES)
 
     def _fault(
         self, kind: str, path: str, line: int, operation: str, region: _Region, element: np.ndarray

@@ -207,7 +207,8 @@ def test_the_threads_of_a_difference_are_named() -> None:
 @pytest.mark.timing
 @pytest.mark.interpreter
 def test_lockstep_takes_at_most_twice_the_interpreter() -> None:
-    """Eight programs of 24 trips, each of their names compared; the interpreter alone runs in the same process."""
+    """Eight programs of 24 trips, each of their names compared; the interpreter alone in the same process. Each of the
+    two by its fastest run of up to nine pairs, so that what else the machine does is not counted."""
     import tutorial_kernels
     import tutorial_twins
 
@@ -218,13 +219,15 @@ def test_lockstep_takes_at_most_twice_the_interpreter() -> None:
     out = np.zeros((128, 32), BF16)
     sizes = {"stride": 32, "keys": 384, "scale": 0.25, "BM": 16, "BN": 16, "D": 32}
     case: dict[str, Any] = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "out_ptr": out, **sizes}
-    alone = child.run("tutorial_launch:interpreted", "flash_attention", case, (8,))
-    seconds = math.inf
-    for _ in range(2):
+    alone = seconds = math.inf
+    for pair in range(9):
+        alone = min(alone, child.run("tutorial_launch:interpreted", "flash_attention", case, (8,)))
         start = time.perf_counter()
         found = lockstep_kernel(tutorial_kernels.flash_attention, tutorial_twins.flash_attention, case, (8,))
         seconds = min(seconds, time.perf_counter() - start)
         assert found.ok
+        if pair >= 2 and seconds <= 1.8 * alone:
+            break
     assert seconds <= 2 * alone, f"{seconds:.2f} s in lockstep, {alone:.2f} s in the interpreter alone"
 
 

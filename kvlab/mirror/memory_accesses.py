@@ -259,8 +259,8 @@ class MemoryWatch:
         low, high = int(ordered[0]), int(ordered[-1]) + nbytes
         one.low, one.high = (low, high) if not one.elements else (min(one.low, low), max(one.high, high))
         one.elements += inside.size
-        distinct = 1 + np.count_nonzero(np.diff(ordered))
-        one.sectors += 1 + np.count_nonzero(np.diff((region.start + ordered) // SECTOR_BYTES))
+        distinct = 1 + int(np.count_nonzero(np.diff(ordered)))
+        one.sectors += 1 + int(np.count_nonzero(np.diff((region.start + ordered) // SECTOR_BYTES)))
         one.ideal += -(-distinct * nbytes // SECTOR_BYTES)
 
     def _fault(

@@ -9,7 +9,7 @@
 # make test-triton TRITON=3.9.0   interpreter and compile tests with another release of Triton
 # make test-transformers          models of transformers with its oldest release that is supported
 #
-# PYTHON=python3.12 names another interpreter; ARGS="..." goes to the demo or to pytest.
+# PYTHON=python3.12 names another interpreter; ARGS="..." goes to the demo, to JupyterLab or to pytest.
 
 # For GNU make 3.81, which macOS has: no name here is newer.
 SHELL := bash
@@ -79,8 +79,9 @@ test-transformers: $(ENVS)/transformers-$(TRANSFORMERS)/.ready
 	@$(<D)/bin/python -c 'import transformers as t; assert t.__version__ == "$(TRANSFORMERS)", t.__version__'
 	@$(<D)/bin/python -m pytest tests/integrations/test_transformers.py $(ARGS)
 
+# Root, as in a container, has to say so: JupyterLab listens on loopback, with a token, either way.
 lab: $(VENV)/.notebooks
-	@$(BIN)/python -m jupyterlab notebooks
+	@$(BIN)/python -m jupyterlab notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 site: $(VENV)/.site
 	@$(BIN)/python -m tools.website.build $(ARGS)

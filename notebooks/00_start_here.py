@@ -20,7 +20,8 @@
 # values are kept: the *KV cache*. These notebooks follow one number of one key, byte by byte, from the memory of a GPU to the unit
 # that multiplies it. Everything runs in NumPy, on any machine; what is counted here is what an H100 counts.
 #
-# `pip install .` in the checkout installs the library. The notebooks 0 to 8 need NumPy and nothing else.
+# `make lab` has installed the library; without `make`, `pip install .` in the checkout does. The notebooks 0 to 8 need NumPy and
+# nothing else.
 #
 # *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; nothing else is needed.*
 
@@ -95,6 +96,7 @@ guess.compare(capture.k[0, 0].nbytes)
 
 # %% [markdown]
 # The first two places: the page table, and the pages of 16 tokens that it finds. The sequence is in one order, its pages in another.
+# 299 tokens fill 18 pages and 11 slots of a 19th; a 20th waits for the words that the model will write.
 
 # %%
 LAYER, HEAD, TOKEN = 1, 2, 137

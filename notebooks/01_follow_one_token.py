@@ -92,7 +92,7 @@ draw_page_table(
 pointer = keys.block_paged_ptr(0, TOKEN, HEAD)
 page, token, head, _ = keys.strides
 print(f"2 x ({pool.lookup_table[0, TOKEN // 16]} x {page} + {TOKEN % 16} x {token} + {HEAD} x {head})", end=" = ")
-print(f"byte {int(pointer.byte_address)}; the 128 bytes there are our key:", np.array_equal(pointer.load(64)[0], key))
+print(f"byte {int(pointer.byte_address)}; the 128 bytes there are our key:", np.array_equal(pointer.load(64), key))
 
 # %% [markdown]
 # ## Into shared memory: a tile of keys
@@ -116,7 +116,8 @@ walk = KVCacheIterator(keys, BN, batch_idx=0, kv_head_idx=HEAD, end=capture.prom
 walk.tile_start_row = TOKEN // BN * BN
 tile = walk.next_tile()
 row = TOKEN % BN
-print(f"token {TOKEN} is row {row} of a tile of {BN} keys, from byte {tile.ptr_at_offset(row, 0)[0]} as above")
+pages = tile.ptr_at_offset(row % 16, 0)[0]  # of row 9 in each page of the tile
+print(f"the tile lies in {len(pages)} pages; token {TOKEN} is its row {row}, from byte {pages[row // 16]} as above")
 
 # %% [markdown]
 # Shared memory has 32 *banks*, each of which delivers 4 bytes in one *pass*; bytes 0 to 3 lie in bank 0, bytes 4 to 7 in bank 1,
@@ -236,7 +237,8 @@ ask("01.mended", mended)
 # ## Does it come out right?
 #
 # The emulator runs the whole decode step this way, for all heads and tiles. Compare with float64, and with what the model
-# itself computed.
+# itself computed. The output is stored in bfloat16, whose numbers between 1 and 2 are 1/128 apart: up to half of that, 0.0039, is
+# its rounding. (`SMEM` is shared memory.)
 
 # %%
 traffic = Traffic()

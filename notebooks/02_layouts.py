@@ -197,7 +197,7 @@ print(coalesce(Layout.col_major(4, 8)), "but", coalesce(Layout("(4,8):(1,8)")))
 # %%
 taken = Layout("4:2")
 rest = complement(taken, 24)
-print(rest, "->", rest.offsets().ravel().tolist())
+print(rest, "->", [rest(i) for i in range(rest.size)])
 sums = (taken.offsets()[:, None] + rest.offsets().ravel()[None, :]).ravel()
 print("every offset once:", np.array_equal(np.sort(sums), np.arange(24)))
 

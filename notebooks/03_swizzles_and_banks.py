@@ -167,8 +167,8 @@ draw_copy_plan(CopyPlan.of_cp_async(copied_row, copied_vector * 8, landing, (til
 coalescing(copied_row[0] * 4096 + copied_vector[0] * 16, 16)  # rows 4096 bytes apart in DRAM
 
 # %% [markdown]
-# AMD's copy engine cannot choose: lane after lane lands side by side in LDS (its shared memory). So there the *source* is
-# swizzled: lane 16 fetches the vector that belongs where lane 16 lands.
+# AMD's copy engine cannot choose: lane after lane lands side by side in LDS (its shared memory, with 64 banks on gfx950; a warp
+# has 64 lanes there). So the *source* is swizzled: lane 16 fetches the vector that belongs where lane 16 lands.
 
 # %%
 draw_copy_plan(SubTileLoaderLDS("bf16", Swizzle(3, 0, 4, "vector")), (32, 32))
@@ -185,8 +185,8 @@ for unit in ("byte", "bf16", "fp32", "vector"):
     print(f"{unit:7}", swizzle.to(unit))
 
 # %% [markdown]
-# **Question 3.** CUTLASS writes `Sw<2,4,3>` for the 64-byte mode of the hardware, in bytes. What is its middle number in
-# elements of 2 bytes?
+# **Question 3.** CUTLASS, NVIDIA's library of kernels, writes `Sw<2,4,3>`, in bytes, for tiles with rows of 64 bytes. What is the
+# middle number in elements of 2 bytes?
 
 # %% tags=["question"]
 middle = None  # your answer, a number
@@ -214,7 +214,8 @@ print("wrong:", 2 * 64 + Swizzle(3, 3, 3, "bf16")(np.arange(0, 64, 8)))
 # %% [markdown]
 # ## Absolute addresses
 #
-# The hardware's own swizzles (TMA, `wgmma`) XOR the bits of the *absolute* address in shared memory, not of the offset in the tile.
+# Hopper's copy engine (TMA, notebook 5) and its `wgmma` (notebook 4) swizzle by themselves. They XOR the bits of the *absolute*
+# address in shared memory, not of the offset in the tile.
 # A tile that starts at a multiple of 1024 sees the pattern from its beginning. One that starts 256 bytes later does
 # not: vector 0 of its row 0 lies at place 2.
 

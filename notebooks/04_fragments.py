@@ -49,23 +49,21 @@ rng = np.random.default_rng(4)
 # with the maps of its operands, is called an *atom*. The picture has A at the left, B on top and C in the
 # corner, as on paper. `T5 a2–3` means: lane 5 of the warp holds these two numbers as its elements 2 and 3 of A, the two halves of one 32-bit
 # register.
+#
+# **Guess.** Lane 0 holds C[0, 0] and C[0, 1], lane 1 the next two numbers of the row, and so on. Which lane holds C[1, 0], the number
+# below the first?
 
 # %%
-mma = get_atom("mma.sync.m16n8k16.bf16")
-mma
-
-# %% [markdown]
-# **Guess.** C has 16 x 8 numbers, and a warp has 32 lanes. How many numbers of C does a lane hold?
-
-# %%
-guess = predict(1, 2, 4, 8)
+guess = predict(1, 4, 8, 16)
 guess
 
 # %% [markdown]
-# Four neighbouring lanes (one hue) share a row of A and of C, and a column of B. Here is all that lane 5 holds:
+# Four neighbouring lanes (one hue) share a row of A and of C, and a column of B. All that lane 5 holds is outlined:
 
 # %%
-guess.compare(mma.regs_c)
+mma = get_atom("mma.sync.m16n8k16.bf16")
+rows, columns = mma.c(np.arange(32), 0)  # where register 0 of each lane is
+guess.compare(int(np.flatnonzero((rows == 1) & (columns == 0))[0]))
 draw_atom(mma, lane=5)
 
 # %% [markdown]
@@ -216,21 +214,24 @@ NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 2], instr_shape=[16, 8]
 draw_atom(get_atom("wgmma.m64n16k16.bf16"), lane=37)
 
 # %% [markdown]
-# Where B lies is told by a 64-bit *descriptor*: a start address, two strides (LBO, SBO) and the swizzle, in units of 16 bytes.
+# Where B lies is told by a 64-bit *descriptor*: a start address and two strides, in units of 16 bytes, and the swizzle. `128B` is
+# `Sw<3,4,3>` of notebook 3, for rows of 128 bytes. This B is *K-major*: the numbers along K, which are summed, are neighbours, and a
+# row of shared memory is a column of B. Eight such rows are 1024 bytes; SBO, the *stride byte offset*, leads to the next eight. LBO, the
+# *leading byte offset*, is not used here.
 
 # %%
 descriptor = SmemDescriptor(start_address=16384, leading_bytes=16, stride_bytes=1024, swizzle="128B")
 descriptor
 
 # %% [markdown]
-# The next step along K is 16 elements of bfloat16 further, inside the swizzled row:
+# The next step along K is 16 elements of bfloat16, 32 bytes, further, inside the swizzled row. Only the start address changes:
 
 # %%
 draw_descriptor(descriptor.advance(32))
 
 # %% [markdown]
 # The hardware XORs *absolute* address bits. A tile that was permuted by bits of its own, counted from its first byte, must
-# therefore start at a multiple of 1024 bytes, or say in the *base offset* which row of 128 bytes its pattern starts in:
+# therefore start at a multiple of 1024 bytes, eight rows of 128, or say in the *base offset* how many rows behind one it starts:
 
 # %%
 canonical = tile_layout_k_major("bf16", 64, 64, "128B")
@@ -254,7 +255,7 @@ ask("04.base_offset", base_offset)
 # The accumulator C is float32, but a tensor core does not round as float32 does. One instruction cuts its products and C to
 # multiples of one small number, which the largest of them sets, and cuts their sum to 24 binary digits; with 8-bit operands,
 # to **14**, however wide C is. Nothing is rounded to nearest: an H100 was measured, and the rule gives every bit. Inside
-# `arithmetic("chip")` atoms compute so.
+# `arithmetic("chip")` atoms compute so. `e4m3` is a number of 8 bits, of which 4 are the exponent; 8193.5 + 32 should be 8225.5:
 
 # %%
 one, start = np.ones((64, 32)), np.full((128, 4), 8193.5, np.float32)
@@ -282,7 +283,7 @@ for K in (128, 1024, 8192):
 # %% [markdown]
 # ## MFMA: AMD's 64 lanes
 #
-# CDNA's `mfma.16x16x32` works with 64 lanes. A lane holds 8 neighbouring elements of a row of A: exactly one 16-byte load.
+# `mfma.16x16x32` of AMD's CDNA chips works with 64 lanes. A lane holds 8 neighbouring elements of a row of A: exactly one 16-byte load.
 # C is the other way round: a lane holds four *rows* of one column.
 
 # %%

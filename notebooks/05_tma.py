@@ -45,6 +45,7 @@ from kvlab.viz import draw_tma_box
 #
 # A *descriptor* is made once, before the kernel: the tensor, the box of one copy, the swizzle. Here: boxes of 16 rows and
 # 64 columns of a tensor of 64 x 128 numbers of float16. A row of the box is 128 bytes, which just fits the 128-byte swizzle.
+# One copy names the element where its box begins, here row 16, column 64:
 
 # %%
 tensor = np.arange(64 * 128, dtype=np.float16).reshape(64, 128)
@@ -158,9 +159,9 @@ ask("05.mended", mended)
 # %% [markdown]
 # ## Tiles of a KV cache
 #
-# Keys are a tensor `[tokens, heads, depth]`. A tile of one head is a box `[BN, 1, BK]`: 8 tokens, one head, 128 columns. In
-# bfloat16 a row of it is 256 bytes, twice the swizzle, so two boxes fill the tile, one after another in shared memory. At
-# the end of the cache the tokens that do not exist arrive as zeros.
+# Keys are a tensor `[tokens, heads, depth]`. A tile of one head is `[BN, 1, BK]`: 8 tokens, one head, 128 columns. In bfloat16 a
+# row of it is 256 bytes, twice the swizzle, so two boxes of 64 columns fill the tile, one after another in shared memory. At the end
+# of the cache the tokens that do not exist arrive as zeros.
 
 # %%
 keys = np.random.default_rng(5).normal(size=(36, 2, 128)).astype(bfloat16)
@@ -223,7 +224,7 @@ draw_tma_box(view, (2, 48))
 # ## Gathered rows
 #
 # Blackwell's TMA takes four row numbers instead of a box: rows from anywhere, in any order, as sparse attention
-# wants them. The image is the same as that of a box.
+# wants them, 64 columns of each here. The image is the same as that of a box.
 
 # %%
 gather = create_tma_tile_gather4(tensor, 64, "128B", tile_height=8)
@@ -239,5 +240,4 @@ expected = None  # your answer, a number
 ask("05.expected", expected)
 
 # %% [markdown]
-# This was the last of the notebooks about layouts. [1. Follow one token](01_follow_one_token.ipynb) shows all of it at work in one
-# decode step.
+# This was the last of the notebooks about layouts. Next: [6. KV caches](06_kv_caches.ipynb), the pages that the tiles come from.

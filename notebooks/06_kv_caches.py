@@ -49,8 +49,9 @@ print(pool.lookup_table[:, :6])
 draw_page_table(pool.lookup_table, lengths, PAGE, pages=pool.total_num_pages)
 
 # %% [markdown]
-# A row of the table is longer than the sequence needs. What stands behind the last page is a *sentinel*: the number of
-# pages, which is none of them. To look there is an error, not a random number.
+# A row of the table is longer than the sequence needs. What stands behind the last page is a *sentinel*, here 11: the number of
+# pages that the pool deals. Memory has one more, the *null page*, full of NaN: a kernel that goes there meets nobody's keys, and all
+# is 12 pages in what is printed. In NumPy it is an error:
 
 # %%
 keys = pool.get_key_cache(1)  # K of layer 1: a view, nothing is copied
@@ -129,7 +130,7 @@ ask("06.distance", distance)
 # ## Who owns a page
 #
 # `PagePool` deals the pages. Two answers to the same prompt share its pages until one of them writes into a shared page:
-# then it gets a copy (*copy on write*).
+# then it gets a copy (*copy on write*). `0:1 +1` is page 1 of sequence 0, and one more sequence has it.
 
 # %%
 owners = PagePool(num_pages=8, page_size=PAGE)
@@ -199,8 +200,8 @@ ask("06.nbytes", nbytes)
 # ## Gathering single tokens
 #
 # Sparse attention asks for a list of single tokens. An index of that list is `page * page_size + slot`. Blackwell's TMA
-# fetches four arbitrary rows of a matrix with one instruction, *gather4*. The matrix is the whole pool, seen as rows of
-# one token each; `get_tma_row` turns the index into its row. Between two pages of this layer lie those of the other
+# fetches four arbitrary rows of a matrix with one instruction, *gather4*. The matrix is the pool from the first token of our layer
+# on, a row for each token; `get_tma_row` turns the index into its row. Between two pages of this layer lie those of the other
 # layers, so the row is not the index. (The cache is that of a DeepSeek model: one head of 512 + 64 numbers, no V.)
 
 # %%
@@ -219,7 +220,7 @@ tile = cache.create_gather4_tma_tile(tile_width=576, tile_height=8, swizzle_mode
 draw_gather4(cache, tile, wanted)
 
 # %% [markdown]
-# **Question 4.** The pool has three layers. Which row is index 37, page 2, slot 5?
+# **Question 4.** The pool has three layers. Which row is index 37, page 2, slot 5, counted as in the picture?
 
 # %% tags=["question"]
 row = None  # your answer
@@ -230,7 +231,8 @@ ask("06.row", row)
 # %% [markdown]
 # ## Debug: tokens of another layer
 #
-# Layer 1 of three. Somebody thought that a token's three rows lie side by side, and gathers rows by this function:
+# Somebody gathers from the whole pool, whose row 0 is that of layer 0; he wants layer 1. He thought that a token's three rows lie side
+# by side:
 
 # %%
 def row_of(index):

@@ -57,6 +57,14 @@ def test_it_runs_as_it_is_and_with_the_right_answers(source: Path, executed: Cal
     assert _printed(parts[True]).count("Right.") == len(names)
 
 
+def test_what_a_cell_claims_holds(source: Path, executed: Callable[[Path], Any]) -> None:
+    """A law: a comparison that a cell prints behind its name, or gives as its value, is true."""
+    cells = executed(source).cells
+    given = [output.get("data", {}).get("text/plain") for cell in cells for output in cell.get("outputs", [])]
+    assert "False" not in given
+    assert not re.findall(r".*: False\b.*", _printed(cells))
+
+
 def test_between_two_texts_is_at_most_a_screen_of_picture(source: Path, executed: Callable[[Path], Any]) -> None:
     """A law: 900 px, what a window of 1080 lines shows of a notebook; details that are closed do not count."""
     tall = 0.0

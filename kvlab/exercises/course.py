@@ -142,8 +142,12 @@ QUESTIONS = {
     "06.nbytes": Question(272, ["What has a head: numbers of which size, and how many scales?",
                                 "For each head: 128 numbers of 1 byte and 128 / 64 scales of 4 bytes."],
                           [(136, "that is one head"), (256, "the scales are missing"), (544, "K alone is asked")]),
-    "06.row": Question(101, ["From a page to the next there are 16 rows of each of the 3 layers."],
-                       [(37, "that is the index among the layer's own rows")]),
+    "06.row": Question(
+        101, ["From a page to the next there are 16 rows of each of the 3 layers.",
+              "In the picture index 2 is row 2, and index 17, the second token of page 1, is row 49."],
+        [(37, "that is the index among the layer's own rows"),
+         (117, "that is counted from the first row of layer 0; index 0 of our layer is row 0")],
+    ),
     "06.mended": Question(
         Formula("index // 16 * 48 + 16 + index % 16",
                 [("index * 3 + 1", WAS), ("index // 16 * 48 + index % 16", "that is the row of layer 0")],

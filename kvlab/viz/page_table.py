@@ -73,7 +73,8 @@ def draw_page_table(
         _way(canvas, pool, columns, rows, shelf, token, marked[1], marked[0])
     canvas.text(0, heading, "pool", size=12, weight=600)
     words = f"{pool.pages:,} pages, {f'{pool.used.size:,} in use; ' if pool.whole else ''}"
-    canvas.text(GUTTER, heading, f"{words}in each the sequence and its logical page", size=10, opacity=QUIET)
+    words += f"in each the sequence and its logical page{', + how many more have it' if pool.shared else ''}"
+    canvas.text(GUTTER, heading, words, size=10, opacity=QUIET)
     if len(owner) < pool.pages or (pool.length % pool.page_size).any():
         keys(canvas, GUTTER, shelf.rows.end + 12, [(HATCH, "", "no token: the rest of a last page, or a free page")])
     return canvas.picture(title or _title(pool, called, token, marked), caption or _caption(pool, token))
@@ -209,6 +210,11 @@ class _Pool:
         """[held] tokens in each page that is held."""
         length = self.length[self.sequence].astype(np.int64)
         return np.clip(length - self.column * self.page_size, 0, self.page_size)
+
+    @property
+    def shared(self) -> int:
+        """Pages that several sequences have."""
+        return int(np.count_nonzero(np.unique(self.page, return_counts=True)[1] > 1))
 
     @property
     def filled(self) -> int:
@@ -367,7 +373,8 @@ def _title(pool: _Pool, names: _Names, token: tuple[int, int] | None, marked: tu
     if not pool.whole:
         return f"{many}, {tokens} tokens in pages of {pool.page_size} of a pool of {pool.pages}"
     empty = f"{pool.used.size * pool.page_size - pool.filled} of their slots hold no token"
-    return f"{many}, {tokens} tokens in {pool.used.size} of {pool.pages} pages: {empty}"
+    shared = f", {pool.shared} of them shared" if pool.shared else ""
+    return f"{many}, {tokens} tokens in {pool.used.size} of {pool.pages} pages{shared}: {empty}"
 
 
 def _caption(pool: _Pool, token: tuple[int, int] | None) -> str:

@@ -198,8 +198,14 @@ def _words(copy: TmaCopy) -> list[str]:
     d = copy.descriptor
     told = d.explain(copy.address).splitlines()
     if copy.count > 1:
-        total = copy.count * d.transaction_bytes
-        told.insert(0, f"{copy.count} boxes fill the tile; the mbarrier counts {total} bytes in all.")
+        total = f"the mbarrier counts {copy.count * d.transaction_bytes} bytes in all."
+        if copy.gathered:
+            told[:2] = [
+                f"A copy takes four rows from anywhere, {d.row_bytes} bytes of each; {copy.count // 4} fill the tile; "
+                f"{total}"
+            ]
+        else:
+            told.insert(0, f"{copy.count} boxes fill the tile; {total}")
     if copy.address == 0 and d.swizzle:
         del told[-1]
     hidden = d.rank - 2
@@ -219,9 +225,8 @@ def _by(extents: Sequence[int]) -> str:
 def _title(copy: TmaCopy) -> str:
     inside = np.concatenate([copy.inside(box) for box in copy.boxes])
     rows = inside.any(axis=1)
-    gathered = len({box.row.size for box in copy.boxes}) == 1 and copy.boxes[0].row.size == 1 and len(copy.boxes) > 1
-    name = f"TMA {'gather of' if gathered else 'box' if len(copy.boxes) == 1 else 'tile'} {_by(copy.extent)}"
-    where = "" if gathered else f" at {_at(copy)}"
+    name = f"TMA {'gather of' if copy.gathered else 'box' if len(copy.boxes) == 1 else 'tile'} {_by(copy.extent)}"
+    where = "" if copy.gathered else f" at {_at(copy)}"
     if not copy.whole:
         found = f"{copy.count} boxes, {'each of them whole' if inside.all() else 'some of them not'} in the tensor"
     elif inside.all():

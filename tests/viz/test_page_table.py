@@ -62,7 +62,7 @@ def test_unused_entries_may_be_anything(sound) -> None:
 
 def test_a_shared_page_names_everyone(sound) -> None:
     picture = draw_page_table([[1, 0], [1, 2]], [8, 6], 4)
-    assert picture.title == "2 sequences, 14 tokens in 3 of 3 pages: 2 of their slots hold no token"
+    assert picture.title == "2 sequences, 14 tokens in 3 of 3 pages, 1 of them shared: 2 of their slots hold no token"
     found = titles(sound(picture))
     assert "page 1\nsequence 0, logical page 0: tokens 0–3\nsequence 1, logical page 0: tokens 0–3" in found
 

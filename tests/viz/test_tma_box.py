@@ -82,6 +82,8 @@ def test_gathered_rows(sound, hovers) -> None:
         row, vector = map(int, re.fullmatch(r"row (\d+) of the tile, vector (\d+)", what).groups())
         assert memory.load(np.array(address), np.int32, 1)[0] == 1 + rows[row] * 128 + 4 * vector
     assert picture.title.startswith("TMA gather of 8 x 32")
+    words = " ".join(re.findall(r">([^<>]+)</text>", picture.svg))
+    assert "A copy takes four rows from anywhere, 128 bytes of each; 2 fill the tile; the mbarrier counts" in words
 
 
 def test_more_dimensions(sound, overlaps) -> None:

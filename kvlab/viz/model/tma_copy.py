@@ -32,7 +32,8 @@ class Box:
 class TmaCopy:
     """The boxes of a copy that goes to ``address``: all ``count``, or the first and the last of very many.
 
-    size    bytes of shared memory from ``address`` on"""
+    size    bytes of shared memory from ``address`` on
+    gathered    whether a box is a row of its own, four of which one copy takes"""
 
     descriptor: Any
     boxes: tuple[Box, ...]
@@ -40,6 +41,7 @@ class TmaCopy:
     extent: tuple[int, ...]
     count: int
     size: int
+    gathered: bool = False
 
     @classmethod
     def of(cls, tile: Any, coords: Sequence[int] | None, address: int, rows: Sequence[int] | None) -> TmaCopy:
@@ -52,7 +54,7 @@ class TmaCopy:
             count = tile.column_groups * tile.tile_height
             size_of_all = count * descriptor.pitch
             extent = tile.tile_height, tile.tile_width
-            return cls(descriptor, _gathered(tile, rows), address, extent, count, size_of_all)
+            return cls(descriptor, _gathered(tile, rows), address, extent, count, size_of_all, True)
         start = (0,) * descriptor.rank if coords is None else tuple(int(x) for x in coords)
         if len(start) != descriptor.rank or start[-1] * size % 16:
             raise ValueError(

@@ -17,13 +17,15 @@
 # # 14. Debug your kernel
 #
 # A kernel gives wrong numbers, and no GPU is at hand. Write its *twin*, what it should do in NumPy, with the same names, and run both side by
-# side: *lockstep* compares every value that both bind and stops at the first that differs. The kernel needs no change and no
+# side: *lockstep* compares every value that both bind and names the first that differs. The kernel needs no change and no
 # markers. It runs in Triton's interpreter, on the CPU; this notebook needs Triton.
 #
 # *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; with Triton besides, on Linux,
 # and `kernels_to_debug.py` beside this notebook.*
 
 # %%
+import inspect
+
 import numpy as np
 from kernels_to_debug import cured_softmax, softmax_rows, softmax_twin
 
@@ -36,15 +38,16 @@ args = {"x_ptr": x, "out_ptr": np.zeros_like(x), "columns": 50, "BLOCK": 64}
 # %% [markdown]
 # ## What one sees
 #
-# `softmax_rows` in [kernels_to_debug.py](kernels_to_debug.py) normalises each row of a 4 x 50 matrix; a program has a row, in a
-# block of 64 columns. Its result is wrong, and that is all that is known:
+# `softmax_rows` normalises each row of a 4 x 50 matrix; a program has a row, in a block of 64 columns. Its result is wrong, and that
+# is all that is known:
 
 # %%
+print(inspect.getsource(softmax_rows.fn))
 found = lockstep_kernel(softmax_rows, softmax_twin, args, 4)
-print(found.table().splitlines()[-1])
+print("softmax_rows is", "right" if found.ok else "wrong")
 
 # %% [markdown]
-# **Guess.** Read the kernel. Where does the fault sit?
+# **Guess.** Where does the fault sit?
 
 # %%
 guess = predict("in the sum", "in the division", "in the load", "in the store")
@@ -62,7 +65,7 @@ ask("14.behind", behind)
 # %% [markdown]
 # ## Line by line
 #
-# Every quantity of the kernel beside the twin's. The difference explains itself where it has a known pattern: transposed, shifted
+# Every quantity of the kernel at the left, the twin's at the right, and how far they are apart. The difference explains itself where it has a known pattern: transposed, shifted
 # by a tile, a mask or a scale left out, the wrong swizzle, rounding to another dtype.
 
 # %%
@@ -83,7 +86,7 @@ factor = None  # your answer, a number
 ask("14.factor", factor)
 
 # %% [markdown]
-# **Question 3.** A kernel that adds up the rows of the same matrix shall have the same masked load. What must it give behind the end?
+# **Question 3.** Another kernel adds up each row, which it loads with the same mask. What must its load give behind the end?
 
 # %% tags=["question"]
 neutral = None  # your answer, a number
@@ -93,6 +96,8 @@ ask("14.neutral", neutral)
 
 # %% [markdown]
 # ## The cure
+#
+# `cured_softmax` stands with the other two in [kernels_to_debug.py](kernels_to_debug.py):
 
 # %%
 lockstep_kernel(cured_softmax, softmax_twin, args, 4)

@@ -127,10 +127,6 @@ truth = cache.get_tma_row(37)
 image = keys.smem_image().slots
 truth = 16 * int(np.flatnonzero((image[:1024] == (20, 5)).all(axis=1))[0])
 """,
-        "07.saved": """
-name, addresses = keys.read_addresses(0, bk_tile=1)
-truth = unswizzled.wavefronts - wavefronts(name, addresses[0, 0], arch='gfx950').wavefronts
-""",
         "07.columns": """
 row_70 = part.smem_image().stage(1).slots
 vectors = row_70[row_70[:, 0] == 70 - 64, 1]
@@ -143,9 +139,6 @@ truth = 'None' if right.matrix_order else ''
 """,
         "07.wait": """
 truth = next(n for n in (3, 2, 1, 0) if pipeline(stages=3, ahead=2, wait=n).run().fault is None)
-""",
-        "07.who": """
-truth = met.later.warp
 """,
     },
     "08_kv_mma_op": {

@@ -34,8 +34,8 @@ from kvlab.common.checks import require
 
 from .adapting import checked_tensors, in_names, lacks
 from .transformers_cache import CACHE_ARGUMENT as CACHE_ARGUMENT
-from .transformers_cache import NAME, GrowingColumns, PagedStates
 from .transformers_cache import KVLabCache as KVLabCache
+from .transformers_states import NAME, GrowingColumns, PagedStates
 
 Array = np.ndarray[Any, Any]
 _HARMLESS = {

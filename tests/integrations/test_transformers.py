@@ -18,7 +18,7 @@ from transformers.masking_utils import chunked_causal_mask_function, sliding_win
 from kvlab.attention.call.latent_rows import latent_windows, row_scales
 from kvlab.cache import OutOfPages
 from kvlab.integrations.transformers import CACHE_ARGUMENT, KVLabCache, attention, mask_of, register
-from kvlab.integrations.transformers_cache import GrowingColumns
+from kvlab.integrations.transformers_states import GrowingColumns
 
 BASE = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from kvlab import attention
 from kvlab.attention import masks
@@ -163,3 +164,12 @@ def assert_seen_alone(call: HiddenCall, out: Any, lse: Any) -> None:
     ours, exact = (np.asarray(x, np.float64)[..., first:] for x in (out, exact))
     np.testing.assert_allclose(ours, exact, rtol=0, atol=2**-6 if call.wide else 2**-7)
     np.testing.assert_allclose(np.asarray(lse, np.float64), exact_lse, rtol=2**-22)
+
+
+def is_refused(options: dict[str, Any], message: str) -> None:
+    """A decode with such options raises before it writes."""
+    args, named = HiddenCall("mha_decode_paged", wide=True).arguments()
+    out = np.full_like(args[0], 7)
+    with pytest.raises(ValueError, match=message):
+        attention.mha_decode_paged(*args, **named, out=out, **options)
+    assert (out == 7).all()

@@ -9,6 +9,7 @@ from typing import Any
 import mla_cases
 import numpy as np
 import prefill_cases
+import pytest
 from decode_cases import Case
 from feature_cases import FeatureCase, FeatureInputs
 from listed_cases import Listed
@@ -21,6 +22,7 @@ from kvlab.attention.mla_decode import hopper_config as mla_config
 from kvlab.attention.mla_decode.config import MLADecodeProblem
 from kvlab.attention.tiles.pages import Sequences
 from kvlab.common.arrays import to_numpy
+from kvlab.hardware import TmaDescriptor, tma
 
 
 def decode_arguments(case: Case | FeatureCase) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -128,3 +130,16 @@ class Heated:
         x = self.x
         hot = x.with_(q=q) if hasattr(x, "with_") else dataclasses.replace(x, arrays=(q, *x.arrays[1:]))
         return self.exact()[0] + hot.plain_torch() - hot.exact()[0]
+
+
+def stored_by_tma(patch: pytest.MonkeyPatch) -> list[TmaDescriptor]:
+    """The descriptors of the stores that the emulators go on to make, in their order."""
+    stored: list[TmaDescriptor] = []
+    store = tma.store
+
+    def recorded(descriptor: TmaDescriptor, *arguments: Any) -> None:
+        stored.append(descriptor)
+        return store(descriptor, *arguments)
+
+    patch.setattr(tma, "store", recorded)
+    return stored

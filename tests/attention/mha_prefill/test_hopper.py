@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from caught import SHARED, Caught, as_if_on, as_launched, as_tensors
-from hopper_launches import prefill_arguments
+from hopper_launches import prefill_arguments, stored_by_tma
 from prefill_cases import ENDS, Case, Inputs
 from yardsticks import assert_accurate, bits
 
@@ -24,7 +24,7 @@ from kvlab.attention.mha_prefill import hopper_emulator
 from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, FP8_DIMS, HEAD_DIMS, TANH, shared_bytes
 from kvlab.attention.mha_prefill.hopper_emulator import HopperPrefillLaunch
 from kvlab.common.arrays import to_torch
-from kvlab.hardware import BarrierDeadlock, TmaDescriptor, tma
+from kvlab.hardware import BarrierDeadlock
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Fragments, Hazards
 from kvlab.triton_support.compile import Compiled
@@ -222,14 +222,7 @@ def test_nothing_is_written_beside_out(monkeypatch: pytest.MonkeyPatch, D: int, 
     """A store by TMA overwrites what stands behind a row, up to a multiple of 16 bytes (measured on an H100): every
     tensor that is stored to ends with one, and no byte beside ``out`` changes.
     """
-    stored = []
-
-    def recorded(descriptor: TmaDescriptor, *arguments: Any) -> None:
-        stored.append(descriptor)
-        return store(descriptor, *arguments)
-
-    store = tma.store
-    monkeypatch.setattr(tma, "store", recorded)
+    stored = stored_by_tma(monkeypatch)
     x = Case(((130, 150), (70, 9)), heads=(2, 1), D=D, DV=DV, form=form).build()
     if form == "dense":
         x = Case(((130, 150),), heads=(2, 1), D=D, DV=DV).build()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from caught import SHARED, Caught, as_if_on, as_launched
-from hopper_launches import mla_arguments
+from hopper_launches import mla_arguments, stored_by_tma
 from mla_cases import FULL, Case, EvenKeys
 from seeded_faults import HOPPER, is_found
 from yardsticks import assert_accurate, bits
@@ -19,7 +19,6 @@ from kvlab.attention.masks import CausalPaddingMask, ChunkedMask
 from kvlab.attention.mla_decode import hopper_emulator
 from kvlab.attention.mla_decode.hopper_config import HopperMLAConfig, shared_bytes
 from kvlab.common.arrays import to_torch
-from kvlab.hardware import TmaDescriptor, tma
 from kvlab.staging import Traffic
 from kvlab.triton_support.compile import Compiled
 from kvlab.triton_support.sass import unwritten
@@ -95,14 +94,7 @@ def test_nothing_is_written_beside_out(monkeypatch: pytest.MonkeyPatch, H: int, 
     """A store by TMA overwrites what stands behind a row, up to a multiple of 16 bytes (measured on an H100): every
     tensor that is stored to ends with one, and no byte beside ``out`` changes.
     """
-    stored = []
-
-    def recorded(descriptor: TmaDescriptor, *arguments: Any) -> None:
-        stored.append(descriptor)
-        return store(descriptor, *arguments)
-
-    store = tma.store
-    monkeypatch.setattr(tma, "store", recorded)
+    stored = stored_by_tma(monkeypatch)
     x = Case((130, 0, 17), H=H, S=S, columns=FULL, page=64, splits=splits).build()
     buffer = np.full((5, S + 2, H + 2, FULL[0] + 24), 7, x.q.dtype)
     out = buffer[1:4, 1 : S + 1, 1 : H + 1, 8 : 8 + FULL[0]]

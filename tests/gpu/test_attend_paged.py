@@ -12,6 +12,7 @@ from decode_cases import Case, Inputs
 from hopper_chip import ON_HOPPER
 from prefill_cases import Case as MixedCase
 from replays import assert_replayed
+from workspaces import poison
 from yardsticks import assert_accurate, nothing_waits
 
 from kvlab.attention import attend_paged, explain, mha_decode_paged, plan
@@ -36,12 +37,6 @@ def random_case(seed: int) -> Case:
     return Case(tuple(lens), (kv_heads * group, kv_heads), rnd.choice([64, 128, 256]), rnd.choice([5, 16, 64]),
                 rnd.choice(["bf16", "fp16", "fp32"]), rnd.choice([1, 1, 2, 4, 8]),
                 storage=rnd.choice(["apart", "halves", "hnd"]), seed=seed)
-
-
-def poison() -> None:
-    """What the allocator gives to partial results and lists next is NaN."""
-    for size in (1 << 24, 1 << 20, 1 << 12):
-        torch.full((size,), float("nan"), device="cuda")
 
 
 @pytest.mark.parametrize("seed", range(100))

@@ -5,6 +5,7 @@ Every case poisons what must not be read: unused slots and pages are NaN, unused
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -55,17 +56,10 @@ ODD_DEPTHS = [
 ]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("case", GRID, ids=str)
+@pytest.mark.parametrize(
+    "case, arch", [*itertools.product(GRID, ARCHS), *itertools.product(ODD_DEPTHS, ("sm_80", "sm_90"))], ids=str
+)
 def test_grid(case: Case, arch: str) -> None:
-    x = case.build()
-    out, lse = mha_decode_paged(*x.arrays, arch=arch, num_splits=case.splits, return_lse=True)
-    assert_accurate(x, out, lse)
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("case", ODD_DEPTHS, ids=str)
-def test_depths_that_are_padded(case: Case, arch: str) -> None:
     x = case.build()
     out, lse = mha_decode_paged(*x.arrays, arch=arch, num_splits=case.splits, return_lse=True)
     assert_accurate(x, out, lse)

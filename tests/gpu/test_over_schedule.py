@@ -12,10 +12,12 @@ import pytest
 import torch
 from hopper_chip import ON_HOPPER
 from prefill_cases import Case, Inputs
+from queried_values import narrowed
 from workspaces import guarded, poison, whole
 from yardsticks import assert_accurate, nothing_waits
 
 from kvlab.attention import attend_paged, explain, mha_decode_paged, mha_prefill_paged, plan
+from kvlab.common.arrays import to_torch
 
 pytestmark = pytest.mark.gpu
 
@@ -59,6 +61,26 @@ def test_queries_of_v(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for found in made:
         assert_accurate(x, *(t.cpu() for t in found))
     assert all(map(torch.equal, made[0], made[-1]))
+
+
+@pytest.mark.parametrize("scales", ["number", "head", "sequence", "token"])
+@pytest.mark.parametrize("seed", range(3))
+def test_queries_of_v_of_e4m3(seed: int, scales: str) -> None:
+    """K and V with scales of their own in both products; a plan gives the same bits."""
+    rnd = random.Random(seed)
+    D, DV = [(64, 512), (64, 256), (48, 320)][seed]
+    x = Case(((1, 900), (5, 3000), (0, 17), (40, 64), *lens_of(rnd, 20)), (16, 1), D + DV, form="paged", DV=DV).build()
+    x.v = x.k[..., D:]
+    _, (q, k, _, *rest), _ = x.arguments()
+    arrays, by = narrowed(x, (np.ascontiguousarray(q[..., :D]), k[..., :D], k[..., D:], *rest), D, scales)
+    (qs, ks, vs, table, lens, starts), qv = (to_torch(a).cuda() for a in arrays), to_torch(q[..., D:]).cuda()
+    options = {n: to_torch(b).cuda() if isinstance(b, np.ndarray) else b for n, b in by.items()}
+    options |= {"return_lse": True, "qv": qv}
+    step = plan(lens, (starts, len(qs)), q_heads=16, kv_heads=1, head_dim=D + DV, itemsize=1)
+    with nothing_waits():
+        made, planned = (attend_paged(qs, ks, vs, table, lens, starts, **options, plan=one) for one in (None, step))
+    assert_accurate(x, *(t.cpu() for t in made))
+    assert all(map(torch.equal, made, planned))
 
 
 def test_decode_with_queries_of_v_in_a_graph() -> None:

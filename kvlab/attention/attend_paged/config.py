@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvlab.attention.features.intervals import UNLIMITED
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.mha_decode.config import DecodeConfig, DecodeProblem, choose_config, problem_of, shared_bytes
@@ -172,6 +174,13 @@ def ragged_problem(q: Any, k_cache: Any, v_cache: Any, block_table: Any, cu_seql
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch = problem.batch if cu_seqlens is None else int(cu_seqlens.shape[0]) - 1
     return AttendProblem(**vars(problem) | {"batch": batch}, ragged=cu_seqlens is not None)
+
+
+def of_walk(features: Features, k_cache: Any) -> Features:
+    """Features as the walk takes them: the products of Q and of Qv with K and V that have scales are two sums, of which
+    the first alone has K's.
+    """
+    return features if features.qv is None or not is_fp8(k_cache) else features.of_parts()
 
 
 def schedule_problem(problem: DecodeProblem, left: int, right: int) -> ScheduleProblem:

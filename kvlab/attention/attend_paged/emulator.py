@@ -11,8 +11,9 @@ import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import given_positions, key_count, key_range, padding, visible_end
+from kvlab.attention.features.qv import add_values_scores
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.features.scales import head_scale, key_scales, scale_weights
+from kvlab.attention.features.scales import head_scale, key_scales, nope_scales, scale_weights, value_scales
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.decode import decode_cta
@@ -31,7 +32,7 @@ from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp, log
 from kvlab.staging import Traffic, ceildiv, program_ids, ragged_range
 
-from .config import AttendProblem, Walk, WalkConfig, ragged_problem, schedule_problem
+from .config import AttendProblem, Walk, WalkConfig, of_walk, ragged_problem, schedule_problem
 
 Array = np.ndarray[Any, Any]
 
@@ -199,10 +200,17 @@ def walk(
             )
             q, unit = load_rows(cta, q_array, (batch[:, None], q_row, head), is_row, problem.each)
             if features.qv is not None:
-                q = cta.load_qv(features.qv, (batch[:, None], q_row, head), is_row) + q
+                qv, second_unit = load_rows(
+                    cta.values, features.qv, (batch[:, None], q_row, head), is_row, problem.each
+                )
+                if problem.each == 1:
+                    q = qv + q
             factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
-            if problem.each > 1:
+            if problem.each > 1 and features.qv is None:
                 factor = factor * unit  # [P, BM]
+            by_head = np.ones((len(batch), 1), np.float32)
+            if scales.nope.scaled:
+                by_head = head_scale(scales.nope.number, scales.nope.heads, batch, kv_head)[:, None]
             m, l = start_rows(features.sinks, head, opens <= start)
             o = cta.zeros()
             for at in ragged_range(lo, hi, BN):
@@ -214,10 +222,17 @@ def walk(
                 k = cta.load_k(active)
                 if features.qv is not None:
                     v = cta.load_v(active)
-                    k = v + k
+                    if problem.each == 1:
+                        k = v + k
                 by_block = key_blocks(features, page, slot, kv_head, exists)
                 #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
                 s = cta.scores(q, k, active, by_block)
+                if problem.each > 1 and features.qv is not None:
+                    second = cta.scores(qv, v, active, by_block)
+                    by_key = by_head * nope_scales(features, page, slot, kv_head, exists)
+                    by_value = head_scale(scales.v_factor, scales.v.heads, batch, kv_head)[:, None]
+                    by_value = by_value * value_scales(features, page, slot, kv_head, exists)
+                    s = add_values_scores(s, second, unit, second_unit, by_key, by_value)
                 scale = key_scales(features, page, slot, kv_head, exists)
                 s = adjust(s, factor, slope, scale, features, position, key)
                 #: mask -> s    keys that a row does not see
@@ -339,7 +354,7 @@ def launch(
     """Run the twins: out ``[B, S, Hq, Dv]`` and lse ``[B, S, Hq]`` float32, with cu_seqlens ``[1, total, ..]``.
     works : the list of each walk, made here if None. The arguments are valid.
     """
-    features = Features() if features is None else features
+    features = Features() if features is None else of_walk(features, k_cache)
     problem, mask = ragged_problem(q, k_cache, v_cache, block_table, cu_seqlens), features.mask
     traffic = Traffic() if traffic is None else traffic
     out = np.empty((*q.shape[:3], problem.v_dim), result_dtype(q)) if out is None else out

@@ -14,6 +14,7 @@ import triton.language as tl
 from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.kernel import (
+    add_values_scores,
     adjust,
     given_positions,
     head_scale,
@@ -23,11 +24,13 @@ from kvlab.attention.features.kernel import (
     key_range,
     key_scales,
     log_sum,
+    nope_scales,
     padding,
     row_count,
     row_terms,
     scale_weights,
     start_rows,
+    value_scales,
     visible_end,
     weigh,
 )
@@ -50,12 +53,11 @@ from kvlab.attention.schedule.kernel import item_blocks, team_items, unit_size, 
 from kvlab.attention.schedule.kernel import launch as make_list
 from kvlab.attention.tiles.four_bits.kernel import key_blocks, value_blocks
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx
-from kvlab.attention.tiles.kernel import load_tile as load_qv
 from kvlab.attention.tiles.strides import PageStrides, RowStrides, in_units, leading_strides
 from kvlab.triton_support.dependents import wait_for_launch_before
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
-from .config import AttendProblem, Walk, WalkConfig, ragged_problem, register_limit, schedule_problem
+from .config import AttendProblem, Walk, WalkConfig, of_walk, ragged_problem, register_limit, schedule_problem
 
 
 class WalkSizes(NamedTuple):
@@ -244,10 +246,17 @@ def walk(
             )  # pieces [BM, W0] and [BM, W1]
             if features.qv is not None:
                 qv_at = batch * numbers.qv_batch + q_row * numbers.qv_token + head * numbers.qv_head  #- address
-                q = load_qv(features.qv, qv_at, is_row, C.DV, C.V0, C.V1) + q  # pieces of V's columns, then of K's
+                qv, second_unit = load_q(features.qv, qv_at, is_row, C.DV, C.V0, C.V1, C.EACH)
+                if C.EACH == 1:
+                    q = qv + q  # pieces of V's columns, then of K's
             factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
-            if C.EACH > 1:
+            if C.EACH > 1 and features.qv is None:
                 factor = factor * unit[:, None]
+            by_head = 1.0
+            if numbers.nope is not None:
+                by_head = head_scale(
+                    numbers.nope, features.nope_heads, numbers.nope_scale_batch, numbers.nope_scale_head, batch, kv_head
+                )
             m, l = start_rows(features.sinks, head, opens <= start)
             o = zeros(BM, C.V0, C.V1, C.EACH)
             for at in range(lo, hi, BN):
@@ -264,10 +273,19 @@ def walk(
                         v_ptr + kv_head * v_strides.head * C.UNIT,
                         (page * v_strides.page + slot * v_strides.token) * C.UNIT, exists, C.DV, C.V0, C.V1,
                     )
-                    k = v + k
+                    if C.EACH == 1:
+                        k = v + k
                 by_block = key_blocks(features, numbers, page, slot, kv_head, exists, C)
                 #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
                 s = scores(q, k, by_block, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
+                if C.EACH > 1 and features.qv is not None:
+                    second = scores(qv, v, by_block, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
+                    by_key = by_head * nope_scales(features, numbers, page, slot, kv_head, exists)
+                    by_value = head_scale(
+                        v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head
+                    )
+                    by_value = by_value * value_scales(features, numbers, page, slot, kv_head, exists)
+                    s = add_values_scores(s, second, unit, second_unit, by_key, by_value)
                 scale = key_scales(features, numbers, page, slot, kv_head, exists)
                 s = adjust(s, factor, slope, scale, features, numbers, position, key)
                 #: mask -> s    keys that a row does not see
@@ -399,7 +417,7 @@ def launch(
     works : the list of each walk, made here if None. The arguments are valid; ``again`` as of
     :mod:`kvlab.triton_support.launching`.
     """
-    f = Features() if features is None else features
+    f = Features() if features is None else of_walk(features, k_cache)
     out, lse = results(q, out, (*q.shape[:3], columns_of(v_cache)))
     if out.numel() == 0:
         return out, lse

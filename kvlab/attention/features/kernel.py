@@ -20,6 +20,7 @@ from .intervals import key_range_kernel as key_range
 from .intervals import padding_kernel as padding
 from .intervals import split_keys_kernel as split_keys
 from .intervals import visible_end_kernel as visible_end
+from .qv import add_values_scores_kernel as add_values_scores
 from .rope import rotate_kernel as rotate
 from .scales import head_scale_kernel as head_scale
 from .scales import key_scales_kernel as key_scales
@@ -33,7 +34,7 @@ from .scores import row_terms_kernel as row_terms
 from .sinks import start_rows_kernel as start_rows
 
 globals().update(compiled(
-    triton.jit, tl, adjust, given_positions, head_scale, hide, in_pages, in_slots, key_count, key_range, key_scales,
-    log_sum, nope_scales, packed_rows, padding, rope_scales, rotate, row_count, row_of, row_terms, scale_weights,
-    split_keys, start_rows, value_scales, visible_end, weigh,
+    triton.jit, tl, add_values_scores, adjust, given_positions, head_scale, hide, in_pages, in_slots, key_count,
+    key_range, key_scales, log_sum, nope_scales, packed_rows, padding, rope_scales, rotate, row_count, row_of,
+    row_terms, scale_weights, split_keys, start_rows, value_scales, visible_end, weigh,
 ))

@@ -8,11 +8,13 @@ import numpy as np
 
 from kvlab.common.arrays import add_axis, dtype_of
 from kvlab.common.checks import require
+from kvlab.staging import Fragments
 
 Array = np.ndarray[Any, Any]
 DOCUMENTATION = (
     "None, or a second query ``[.., Hq, Dv]`` of V, in q's dtype, as flash-attention's: scores are ``scale (Q "
-    "K^T + Qv V^T)``, the scale ``1 / sqrt(D + Dv)`` by default. Dv of 256 to 512, D + Dv of up to 576, no e4m3. The "
+    "K^T + Qv V^T)``, the scale ``1 / sqrt(D + Dv)`` by default. Dv of 256 to 512, D + Dv of up to 576, q of 16 bits "
+    "or more beside K and V of its dtype or of e4m3, which have their scales in both products. The "
     "call goes over a schedule, by the portable kernel; a plan is one with ``head_dim=D + Dv``"
 )
 FEWEST, MOST, MOST_TOGETHER = 256, 512, 576
@@ -26,7 +28,9 @@ def check_qv(qv: Any, q: Any, v: Any) -> None:
     shape, expected = tuple(map(int, qv.shape)), (*map(int, q.shape[:-1]), int(v.shape[-1]))
     require(shape == expected, f"qv has shape {shape}", f"{expected}, that of q with V's columns")
     require(qv.dtype == q.dtype, f"qv has dtype {qv.dtype}", f"that of q, {q.dtype}")
-    require(dtype_of(v, "v_cache").itemsize > 1, f"qv beside a v_cache of {v.dtype}", "None; V is not rescaled twice")
+    four = dtype_of(v, "v_cache") == np.uint8
+    require(not four, f"qv beside a v_cache of {v.dtype}", "None; 4 bits are not read as K and as V")
+    require(dtype_of(q, "q").itemsize > 1, f"qv beside q of {q.dtype}", "None, or of 16 bits: q_scale is of q alone")
     D, DV = int(q.shape[-1]), int(v.shape[-1])
     fits = FEWEST <= DV <= MOST and D + DV <= MOST_TOGETHER
     accepted = f"{FEWEST} to {MOST} of V, {MOST_TOGETHER} together"
@@ -62,3 +66,21 @@ def query_values_exactly(qv: Any, v: Array, sequence: int, rows: slice | None) -
         return 0.0
     own = qv[sequence] if rows is None else qv[0, rows]
     return np.einsum("ihd,nhd->hin", own.astype(np.float64), v)
+
+
+def add_values_scores(
+    s: Fragments, second: Fragments, unit: Array, second_unit: Array, by_key: Array, by_value: Array
+) -> Fragments:
+    """Products of Q and K and ``second`` ones of Qv and V as one sum: rows times the units ``[P, BM]`` of their
+    queries, columns times the scales ``[P, BN]`` or ``[P, 1]`` of their keys and values.
+    """
+    by_key, by_value = (np.broadcast_to(by, (len(unit), s.shape[1])) for by in (by_key, by_value))  #- layout
+    return s.with_values(
+        s.values * s.by_row(unit) * s.by_column(by_key)
+        + second.values * s.by_row(second_unit) * s.by_column(by_value)
+    )
+
+
+def add_values_scores_kernel(s, second, unit, second_unit, by_key, by_value):
+    """S ``[BM, BN]`` as of ``add_values_scores``; units ``[BM]``, scales ``[BN]`` or one number."""
+    return s * unit[:, None] * by_key + second * second_unit[:, None] * by_value

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, float16
-from kvlab.staging import Fragments, KVCacheIterator, Traffic, row_offsets
+from kvlab.staging import Fragments, KVCacheIterator, Traffic
 from kvlab.staging.nvidia.mma_sync_plan import Q_ROLES
 from kvlab.staging.tile.pairs import halves, quarters
 from kvlab.staging.tile.shared_tile import TileView
@@ -31,28 +31,16 @@ NO_BLOCKS = np.ones(1, np.float32)
 """Scales of blocks where there are none."""
 
 
-class DecodeCTA(Parts):
-    """The CTAs of one launch, side by side. It walks over its tiles of K and V itself, from the key where the programs'
-    ranges start. Q, K and V are tuples of pieces, as in the kernel.
+class PieceRows:
+    """Models ``ctas`` of pieces of rows of K, in the order of ``k``: what takes Q, and gives S."""
 
-    ctas : of each piece. k, v : the pieces of K's and V's columns. tiles : (K, V) iterators of each CTA, None where it
-    has none.
-    """
-
-    def __init__(
-        self, ctas: list[Any], k: list[PieceColumns], v: list[PieceColumns],
-        tiles: list[tuple[KVCacheIterator | None, KVCacheIterator | None]],
-    ) -> None:
-        super().__init__(ctas, ctas[: len(v)])
-        self.k, self.v, self.tiles = k, v, tiles
-        self.each = k[0].each
-        for cta, pair in zip(ctas, tiles, strict=True):
-            cta.follow(*pair)
+    def __init__(self, ctas: list[Any], k: list[PieceColumns]) -> None:
+        self.ctas, self.k, self.each = ctas, k, k[0].each
 
     @property
     def q_columns(self) -> IntArray | None:
-        """The order in which it takes the columns of Q, None for their own: with elements of several columns the first,
-        then the second ones and so on of each piece.
+        """The order in which they take the columns of Q, None for their own: with elements of several columns the
+        first, then the second ones and so on of each piece.
         """
         if self.each == 1:
             return None
@@ -70,6 +58,48 @@ class DecodeCTA(Parts):
                 first += piece.inside
         return tuple(loaded)
 
+    def scores(self, q: tuple[Any, ...], k: tuple[Any, ...], active: Array, blocks: Array = NO_BLOCKS) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``: piece after piece, even before odd columns. ``blocks``: scales of K."""
+        s: Fragments | None = None
+        for i, (cta, operand) in enumerate(zip(self.ctas, k, strict=False)):
+            for half, factor in enumerate(self._factors(operand, self.k[i], blocks)):
+                s = cta.scores(q[i * self.each + half], factor, active, s, **_role(half))
+        assert s is not None
+        return s
+
+    def _factors(self, operand: Any, piece: PieceColumns, blocks: Array) -> tuple[Any, ...]:
+        """What the products take of an operand's registers: as many as its elements have columns. ``blocks``
+        ``[programs, BN, D / 16]``: scales of four elements each.
+        """
+        if self.each == 1:
+            return (operand,)
+        if self.each == 2:
+            return tuple(operand.with_values(half) for half in halves(operand.values))
+        scale = None
+        if blocks.ndim > 1:
+            column = np.minimum((piece.first + operand.map.col) // 4, blocks.shape[2] - 1)  # padding holds zeros
+            scale = blocks[:, operand.map.row, column].astype(np.float32)
+        return tuple(operand.with_values(quarter) for quarter in quarters(operand.values, scale))
+
+
+class DecodeCTA(PieceRows, Parts):
+    """The CTAs of one launch, side by side. It walks over its tiles of K and V itself, from the key where the programs'
+    ranges start. Q, K and V are tuples of pieces, as in the kernel.
+
+    ctas : of each piece. k, v : the pieces of K's and V's columns. tiles : (K, V) iterators of each CTA, None where it
+    has none.
+    """
+
+    def __init__(
+        self, ctas: list[Any], k: list[PieceColumns], v: list[PieceColumns],
+        tiles: list[tuple[KVCacheIterator | None, KVCacheIterator | None]],
+    ) -> None:
+        PieceRows.__init__(self, ctas, k)
+        Parts.__init__(self, ctas, ctas[: len(v)])
+        self.v, self.tiles = v, tiles
+        for cta, pair in zip(ctas, tiles, strict=True):
+            cta.follow(*pair)
+
     def load_k(self, active: Array) -> tuple[Any, ...]:
         """The next K tile into shared memory, then to the operands of S = Q K^T."""
         both = zip(self.ctas, self.tiles, strict=True)
@@ -79,15 +109,6 @@ class DecodeCTA(Parts):
         """The next V tile into shared memory, then to the operands of O += P V."""
         both = zip(self.ctas, self.tiles, strict=True)
         return tuple(cta.load_v(tiles.next_tile(), active) for cta, (_, tiles) in both if tiles is not None)
-
-    def scores(self, q: tuple[Any, ...], k: tuple[Any, ...], active: Array, blocks: Array = NO_BLOCKS) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``: piece after piece, even before odd columns. ``blocks``: scales of K."""
-        s: Fragments | None = None
-        for i, (cta, operand) in enumerate(zip(self.ctas, k, strict=False)):
-            for half, factor in enumerate(self._factors(operand, self.k[i], blocks)):
-                s = cta.scores(q[i * self.each + half], factor, active, s, **_role(half))
-        assert s is not None
-        return s
 
     def zeros(self) -> Accumulator:
         """The output accumulator."""
@@ -106,20 +127,6 @@ class DecodeCTA(Parts):
         factors = [(cta, b) for cta, operand, piece in operands for b in self._factors(operand, piece, blocks)]
         values = [(*both, part) for both, part in zip(factors, o.parts, strict=True)]
         return o.with_parts(self.add_values(p, values, active))
-
-    def _factors(self, operand: Any, piece: PieceColumns, blocks: Array) -> tuple[Any, ...]:
-        """What the products take of an operand's registers: as many as its elements have columns. ``blocks``
-        ``[programs, BN, D / 16]``: scales of four elements each.
-        """
-        if self.each == 1:
-            return (operand,)
-        if self.each == 2:
-            return tuple(operand.with_values(half) for half in halves(operand.values))
-        scale = None
-        if blocks.ndim > 1:
-            column = np.minimum((piece.first + operand.map.col) // 4, blocks.shape[2] - 1)  # padding holds zeros
-            scale = blocks[:, operand.map.row, column].astype(np.float32)
-        return tuple(operand.with_values(quarter) for quarter in quarters(operand.values, scale))
 
 
 class WholeRowsCTA(DecodeCTA):
@@ -163,19 +170,32 @@ class WholeRowsCTA(DecodeCTA):
 class QueriedValuesCTA(DecodeCTA):
     """Models of V's columns, whose tiles lie where K's do and are read twice, before those of K's own: rows of both
     are as long as one of K that has V in it.
+
+    keys, values : the models of the columns of either, which take rows of Q and of Qv.
     """
 
-    def load_qv(self, array: Array, index: tuple[Array, ...], valid: Array) -> tuple[Any, ...]:
-        """Rows of ``array`` at ``index``, in pieces as V's."""
-        dram, offset = Memory.over(array, name="qv"), row_offsets(array, index, valid)
-        both = zip(self.of_v, self.v, strict=True)
-        return tuple(cta.load_q(dram, offset + piece.first, valid) for cta, piece in both)
+    def __init__(
+        self, ctas: list[Any], k: list[PieceColumns], v: list[PieceColumns],
+        tiles: list[tuple[KVCacheIterator | None, KVCacheIterator | None]],
+    ) -> None:
+        super().__init__(ctas, k, v, tiles)
+        n = len(v)
+        self.values, self.keys = PieceRows(ctas[:n], v), PieceRows(ctas[n:], k[n:])
+
+    @property
+    def q_columns(self) -> IntArray | None:
+        """See :meth:`DecodeCTA.q_columns`."""
+        return self.keys.q_columns
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> tuple[Any, ...]:
         """See :meth:`DecodeCTA.load_q`: by the models of K."""
-        n = len(self.v)
-        both = zip(self.ctas[n:], self.k[n:], strict=True)
-        return tuple(cta.load_q(dram, offset + piece.first, valid) for cta, piece in both)
+        return self.keys.load_q(dram, offset, valid)
+
+    def scores(self, q: tuple[Any, ...], k: tuple[Any, ...], active: Array, blocks: Array = NO_BLOCKS) -> Fragments:
+        """See :meth:`DecodeCTA.scores`; of K alone, or of V alone, by their models."""
+        alone = len(k) < len(self.ctas)
+        rows = self.keys if alone and k[0] is not self._values[0] else self.values if alone else self
+        return rows.scores(q, k, active, blocks) if alone else super().scores(q, k, active, blocks)
 
     def load_k(self, active: Array) -> tuple[Any, ...]:
         """See :meth:`DecodeCTA.load_k`; V's tile comes first, which ``load_v`` gives."""
@@ -247,8 +267,9 @@ def decode_cta(
         for i, piece in enumerate(pieces):
             cache, columns = v_cache if i < n else k_cache, (piece.inside, piece.width)
             tile = TileSpec(
-                arch=arch, BM=BM, BN=BN, k=columns, v=columns if i < n else (0, 0), dtype=stored, stored=stored,
-                weights=stored, warps=config.num_warps, ahead=config.num_stages // 2, v_in_k=i < n, rope=i >= n,
+                arch=arch, BM=BM, BN=BN, k=columns, v=columns if i < n else (0, 0), dtype=product, stored=stored,
+                weights=product, warps=config.num_warps, ahead=config.num_stages // 2, v_in_k=i < n, rope=i >= n,
+                each=each,
             )
             models.append(model.of(tile, KVRows(cache, cache, batch_idx, head_idx), traffic, beside=i > 0))
             tiles.append((walk(cache, piece), None))

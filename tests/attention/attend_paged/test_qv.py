@@ -11,6 +11,7 @@ import pytest
 import torch
 from caught import Caught, as_launched
 from prefill_cases import Case, Inputs
+from queried_values import narrowed
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import attend_paged, explain, mha_decode_paged, mha_prefill_paged, plan
@@ -21,6 +22,7 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scores import beyond_rows
 from kvlab.attention.mha_decode import call as decode_call
 from kvlab.common.arrays import to_torch
+from kvlab.memory import float8_e4m3fn
 from kvlab.mirror import lockstep
 
 
@@ -55,6 +57,30 @@ def test_emulated(lens: Any, D: int, DV: int, sizes: dict[str, Any], arch: str) 
     assert [bits(a) for a in planned] == [bits(a) for a in (out, lse)]
 
 
+E4M3 = [
+    (((1, 130), (0, 9), (9, 40), (3, 0)), 64, 512, {"heads": (4, 2)}, "token"),
+    (((1, 70), (6, 33)), 48, 320, {"heads": (6, 2), "dtype": "fp16", "page": 5, "sinks": True}, "head"),
+    (((2, 90), (7, 30)), 16, 256, {"heads": (2, 1), "window": 20, "softcap": 3.0}, "sequence"),
+    (((2, 90), (1, 30)), 64, 512, {"heads": (8, 1)}, "number"),
+]
+
+
+@pytest.mark.parametrize("lens, D, DV, sizes, scales", E4M3, ids=lambda value: str(value)[:20])
+def test_e4m3(lens: Any, D: int, DV: int, sizes: dict[str, Any], scales: str) -> None:
+    """K and V of e4m3 with scales of their own: both products have them."""
+    x, arrays, qv = queried(lens, D, DV, **sizes)
+    options = {n: o for n, o in x.arguments()[2].items() if n in ("window", "softcap", "sinks")} | {"qv": qv}
+    arrays, by = narrowed(x, arrays, D, scales)
+    options |= by | {"return_lse": True}
+    out, lse = attend_paged(*arrays, **options)
+    assert_accurate(x, out, lse)
+    assert_accurate(x, *attend_paged(*arrays, **options | {"backend": "reference"}))
+    step = plan(arrays[4], (arrays[5], len(qv)), q_heads=sizes["heads"][0], kv_heads=sizes["heads"][1],
+                head_dim=D + DV, itemsize=1, window=sizes.get("window"))
+    planned = attend_paged(*arrays, **options, plan=step)
+    assert [bits(a) for a in planned] == [bits(a) for a in (out, lse)]
+
+
 def test_decode_and_padding() -> None:
     """``mha_decode_paged``, drafts of more than 4 tokens among them; keys before the first valid one are NaN."""
     x, (q, k, v, table, lens, starts), qv = queried(((6, 40), (6, 25)), 16, 256, heads=(4, 2), dtype="fp32")
@@ -81,12 +107,29 @@ def test_lockstep() -> None:
     assert result.ok, str(result.first_difference)
 
 
+@pytest.mark.interpreter
+def test_lockstep_of_e4m3() -> None:
+    """Every output of every step with scales of tokens."""
+    x, arrays, qv = queried(((1, 50), (0, 3)), 16, 256, heads=(2, 1))
+    arrays, by = narrowed(x, arrays, 16, "token")
+    call = attend_paged.planned(*arrays, qv=qv, **by, backend="reference")
+    config = choose_walks(ragged_problem(*call.arrays[:4], call.arrays[5]), 1, qv=True, processors=2)
+    names = "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens"
+    named = {"scale": call.plan.scale, "features": call.features, "config": config}
+    result = lockstep("attend_paged", dict(zip(names, call.arrays, strict=True)) | named)
+    assert result.ok, str(result.first_difference)
+
+
 @pytest.mark.compile
-@pytest.mark.parametrize("target, most", [("sm_90", 170_000), ("sm_80", 96 << 10), ("gfx950", 64 << 10)])
-def test_compiled(target: str, most: int) -> None:
+@pytest.mark.parametrize("target, most, scales", [
+    ("sm_90", 170_000, ""), ("sm_80", 96 << 10, ""), ("gfx950", 64 << 10, ""), ("sm_90", 170_000, "token"),
+    ("sm_89", 100 << 10, "head"), ("gfx950", 64 << 10, "token"),
+])
+def test_compiled(target: str, most: int, scales: str) -> None:
     """Registers hold all; a tile of V is in shared memory once, for both products: two stages have no room twice."""
-    _, arrays, qv = queried(((1, 5), (3, 3)), 64, 512, heads=(8, 2))
-    call = attend_paged.planned(*arrays, qv=qv, backend="reference")
+    x, arrays, qv = queried(((1, 5), (3, 3)), 64, 512, heads=(8, 2))
+    arrays, by = narrowed(x, arrays, 64, scales) if scales else (arrays, {})
+    call = attend_paged.planned(*arrays, qv=qv, **by, backend="reference")
     config = choose_walks(ragged_problem(*call.arrays[:4], call.arrays[5]), 3, qv=True, arch=target)
     stub = Caught(kernel.walk)
     with pytest.MonkeyPatch.context() as patch:
@@ -126,6 +169,7 @@ def test_bad_calls() -> None:
     _, arrays, qv = queried(((1, 40), (3, 33)), 64, 512, heads=(4, 2))
     q, k, v, *rest = arrays
     step = plan(rest[1], (rest[2], 4, 90), q_heads=4, kv_heads=2, head_dim=64)
+    narrow = {"k_cache": k.astype(float8_e4m3fn), "v_cache": v.astype(float8_e4m3fn)}
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"qv": qv[:3]}, r"qv has shape \(3, 4, 512\): must be \(4, 4, 512\), that of q with V's columns"),
         ({"qv": qv.astype(np.float32)}, "qv has dtype float32: must be that of q, bfloat16"),
@@ -134,12 +178,14 @@ def test_bad_calls() -> None:
         ({"qv": qv, "arch": "gfx950"}, "qv on gfx950: must be None, or on sm_80 or sm_90"),
         ({"qv": qv, "plan": step}, "plan has tiles of 32 rows: must be of 16"),
         ({"qv": qv[..., ::-1]}, "qv"),
+        ({"qv": qv, **narrow, "q": q.astype(float8_e4m3fn)}, "qv has dtype bfloat16: must be that of q, float8"),
+        ({"qv": qv.astype(float8_e4m3fn), **narrow, "q": q.astype(float8_e4m3fn)}, "qv beside q of float8_e4m3fn: mu"),
     ]
     for options, words in wrong:
-        values = options.pop("v_cache", v)
-        out = np.full((*q.shape[:2], values.shape[3]), 7, q.dtype)
+        given = [options.pop(name, value) for name, value in (("q", q), ("k_cache", k), ("v_cache", v))]
+        out = np.full((*q.shape[:2], given[2].shape[3]), 7, q.dtype)
         with pytest.raises(ValueError, match=words):
-            attend_paged(q, k, values, *rest, out=out, **options)
+            attend_paged(*given, *rest, out=out, **options)
         assert (out == 7).all()
     assert beyond_rows(Features(qv=qv)) == "qv"  # of Hopper's kernels
     with pytest.raises(ValueError, match="num_splits with qv: must be left out"):

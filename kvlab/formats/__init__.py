@@ -3,9 +3,7 @@
 from .agreement import Agreement as Agreement
 from .agreement import agree as agree
 from .audits import Audit as Audit
-from .audits import AuditFailure as AuditFailure
 from .audits import Flaw as Flaw
-from .audits import Watch as Watch
 from .audits import audit as audit
 from .budget.budgets import CardFit as CardFit
 from .budget.budgets import KVBudget as KVBudget
@@ -34,6 +32,8 @@ from .transfers import Ranks as Ranks
 from .transfers import Transfer as Transfer
 from .transfers import heads_of_ranks as heads_of_ranks
 from .transfers import transfer as transfer
+from .watching import AuditFailure as AuditFailure
+from .watching import Watch as Watch
 
 __all__ = [
     "CATALOGUE", "MODELS", "STORED", "Agreement", "Audit", "AuditFailure", "CardFit", "Conversion", "Copies", "Field",

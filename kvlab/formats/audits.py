@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvlab.common.arrays import dtype_of, in_cpu_memory, on_gpu, to_numpy
+from kvlab.common.arrays import dtype_of, in_cpu_memory, to_numpy
 from kvlab.common.checks import integers, require
 from kvlab.common.drawn import Drawn
 from kvlab.memory import POISON
@@ -28,7 +27,7 @@ _NOT_FINITE = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80, "e4m3": 0x7F, "
 """The least code, without its sign, that is no finite number."""
 _NO_INFINITY = ("e4m3", "e8m0")
 KEPT = ("layer", "page", "slot")
-_Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Audit(Drawn):
 
     flaws: tuple[Flaw, ...]
     counts: Mapping[str, int]
-    used: _Mask
+    used: Mask
     owners: np.ndarray[Any, np.dtype[np.int64]]
 
     def __bool__(self) -> bool:
@@ -131,7 +130,7 @@ def audit(
     tail: table[1, 1] is 0, behind the pages of 2 tokens: sequence 0 has page 0
     nan: k of page 2, slot 1, head 0, dim 5
     """
-    made = _format_of(cache) if format is None else format
+    made = format_of_cache(cache) if format is None else format
     flat = as_bytes(cache, "cache")
     require(flat.size == made.nbytes, f"cache has {flat.size} bytes", f"{made.nbytes}, as the format has")
     low, high = scale_range
@@ -147,12 +146,12 @@ def audit(
     return Audit(tuple(found.flaws), found.counts, used, owners)
 
 
-def _numbers(given: Any, name: str) -> Any:
+def in_numpy(given: Any, name: str) -> Any:
     """A table or lengths in CPU memory: an array as NumPy's."""
     return to_numpy(in_cpu_memory(given), name) if hasattr(given, "shape") else given
 
 
-def _format_of(cache: Any) -> Format:
+def format_of_cache(cache: Any) -> Format:
     """The format of a tensor of one of the usual shapes."""
     shape, dtype = tuple(getattr(cache, "shape", ())), dtype_of(cache, "cache")
     stored = next((one.name for one in STORED.values() if one.bits >= 8 and np.dtype(one.dtype) == dtype), None)
@@ -173,9 +172,9 @@ def _format_of(cache: Any) -> Format:
 
 def _look_at_table(
     found: _Found, table: Any, lengths: Any, pages: int, slots: int, shared_prefix: bool, padding: int | None
-) -> tuple[_Mask, np.ndarray[Any, np.dtype[np.int64]]]:
+) -> tuple[Mask, np.ndarray[Any, np.dtype[np.int64]]]:
     """Check table and lengths; the slots in use, and how many sequences have each page."""
-    entries, tokens = integers("table", _numbers(table, "table")), integers("lengths", _numbers(lengths, "lengths"))
+    entries, tokens = integers("table", in_numpy(table, "table")), integers("lengths", in_numpy(lengths, "lengths"))
     fits = entries.ndim == 2 and tokens.shape == entries.shape[:1]
     require(fits, f"table has shape {entries.shape}, lengths {tokens.shape}", "[sequences, columns] and [sequences]")
     most = entries.shape[1] * slots
@@ -228,7 +227,7 @@ def _look_at_table(
     return used, owners
 
 
-def _bytewise(field: Field) -> Field:
+def bytewise(field: Field) -> Field:
     """A field of half bytes as one of the bytes that they share; another one as it is."""
     if field.type.bits >= 8:
         return field
@@ -239,7 +238,7 @@ def _bytewise(field: Field) -> Field:
     return Field(field.name, "u8", field.base // 8 * 8, tuple(halved))
 
 
-def _views(field: Field, flat: Bytes, bits: int, wanted: _Mask) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+def _views(field: Field, flat: Bytes, bits: int, wanted: Mask) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """Codes of ``bits`` of the field as ``[layers, pages, slots, rest...]``, some pages at a time: the first page, and
     the view. Chunks of which no slot is wanted are left out."""
     order = [[(piece.size, piece.stride // 8) for piece in reversed(field.of(axis))] or [(1, 0)] for axis in KEPT]
@@ -278,11 +277,11 @@ def _reduced(field: Field, view: np.ndarray[Any, Any], how: Any) -> np.ndarray[A
 
 
 def _look_at_field(
-    found: _Found, field: Field, flat: Bytes, used: _Mask, scale_range: tuple[float, float]
+    found: _Found, field: Field, flat: Bytes, used: Mask, scale_range: tuple[float, float]
 ) -> None:
     """Check one field: unwritten slots, values that are not finite, scales out of range."""
     limit = _NOT_FINITE.get(field.stored)
-    plain, wanted = _bytewise(field), _slots_of(field, used)
+    plain, wanted = bytewise(field), _slots_of(field, used)
     bits = field.type.bits if limit is not None else 8
     sign = (1 << (bits - 1)) - 1 if field.stored != "e8m0" else 255
     scratch = np.empty(0, f"<u{bits // 8}")
@@ -309,12 +308,12 @@ def _look_at_field(
         _look_at_scales(found, field, flat, wanted, scale_range)
 
 
-def _places(which: _Mask, mask: _Mask, page: int) -> np.ndarray[Any, Any]:
+def _places(which: Mask, mask: Mask, page: int) -> np.ndarray[Any, Any]:
     """Layer, page and slot of what is true of the slots in ``mask``: ``[n, 3]``."""
     return np.argwhere(which & mask[: which.shape[1]]) + (0, page, 0)
 
 
-def _slots_of(field: Field, used: _Mask) -> _Mask:
+def _slots_of(field: Field, used: Mask) -> Mask:
     """Used slots in the groups of slots that the field has: ``[pages or 1, groups or 1]``."""
     out = used if "page" in field.axes else used.any(0, keepdims=True)
     group = field.group("slot") if "slot" in field.axes else out.shape[1]
@@ -354,7 +353,7 @@ def _codes_at(field: Field, flat: Bytes, where: Sequence[int]) -> tuple[np.ndarr
     return flat[at[..., None] // 8 + np.arange(size)].view(f"<u{size}")[..., 0], index
 
 
-def _look_at_scales(found: _Found, field: Field, flat: Bytes, wanted: _Mask, limits: tuple[float, float]) -> None:
+def _look_at_scales(found: _Found, field: Field, flat: Bytes, wanted: Mask, limits: tuple[float, float]) -> None:
     """Check the magnitudes of scales."""
     low, high = limits
     kind, sign = field.type, (1 << (field.type.bits - 1)) - 1
@@ -377,12 +376,12 @@ def _look_at_scales(found: _Found, field: Field, flat: Bytes, wanted: _Mask, lim
         found.add("scale", _places(_reduced(field, wrong(view), np.any), wanted[page:], page), name, field.name)
 
 
-def _look_for_strays(found: _Found, made: Format, flat: Bytes, empty: _Mask) -> None:
+def _look_for_strays(found: _Found, made: Format, flat: Bytes, empty: Mask) -> None:
     """Name slots that hold no token and yet were written."""
     for field in made.fields:
         if "slot" not in field.axes or field.group("slot") != 1:
             continue
-        plain, wanted = _bytewise(field), _slots_of(field, empty)
+        plain, wanted = bytewise(field), _slots_of(field, empty)
 
         def name(layer: int, page: int, slot: int, field: Field = field) -> tuple[str, dict[str, int]]:
             index = {axis: at for axis, at in zip(KEPT, (layer, page, slot), strict=True) if axis in field.axes}
@@ -391,72 +390,3 @@ def _look_for_strays(found: _Found, made: Format, flat: Bytes, empty: _Mask) -> 
         for page, view in _views(plain, flat, 8, wanted):
             written = _reduced(plain, view, np.min) != POISON
             found.add("stray", _places(written, wanted[page:], page), name, field.name)
-
-
-class AuditFailure(AssertionError):
-    """Flaws that a :class:`Watch` has found; the message is the report."""
-
-
-class Watch:
-    """A cache whose unused slots are poisoned, looked at after each step of an engine.
-
-    cache, table, lengths, how    as of :func:`audit`; ``cache`` is writable and contiguous, and shared, on a GPU too
-
-    Slots that are freed are poisoned at the next :meth:`step`, so that a late reader gets NaN. 4-bit fields whose
-    slots share a byte are left alone. :attr:`last` are table and lengths of the last step that was right.
-
-    >>> pages = np.zeros((4, 2, 1, 8), np.float16)
-    >>> watch = Watch(pages, [[1, -1]], [1])
-    >>> pages[1, 1] = 1.0                  # the token of the next step
-    >>> watch.step([[1, -1]], [2])
-    Audit(nothing is wrong; 2 of 8 slots hold tokens)
-    >>> pages[3, 0, 0, 2] = 5.0
-    >>> watch.step([[1, -1]], [2])
-    Traceback (most recent call last):
-        ...
-    kvlab.formats.audits.AuditFailure: stray: k of page 3, slot 0 was written, and holds no token
-    """
-
-    def __init__(self, cache: Any, table: Any, lengths: Any, **how: Any) -> None:
-        self.format: Format = how.pop("format", None) or _format_of(cache)
-        self._flat, self._how, self._cache = self._shared(cache), how, cache
-        first = audit(cache, table, lengths, format=self.format, **how)
-        self._empty = np.zeros_like(first.used)
-        self.last = (np.array(_numbers(table, "table")), np.array(_numbers(lengths, "lengths")))
-        self._free(first.used)
-
-    def _shared(self, cache: Any) -> Any:
-        """The cache's bytes: NumPy's, or a tensor's on a GPU."""
-        array: Any = cache if on_gpu(cache) else to_numpy(cache, "cache")
-        fits = array.is_contiguous() if on_gpu(cache) else array.flags.c_contiguous and array.flags.writeable
-        require(
-            fits, "cache is not contiguous, or read-only", "contiguous and writable: unused slots are poisoned in it",
-        )
-        if on_gpu(cache):
-            return array.detach().reshape(-1).view(sys.modules["torch"].uint8)
-        return array.reshape(-1).view(np.uint8)
-
-    def step(self, table: Any, lengths: Any) -> Audit:
-        """The audit after a step. Raises :class:`AuditFailure` with the report where something is wrong."""
-        found = audit(self._cache, table, lengths, format=self.format, poisoned=self._empty, **self._how)
-        if not found:
-            raise AuditFailure(found.report())
-        self.last = (np.array(_numbers(table, "table")), np.array(_numbers(lengths, "lengths")))
-        self._free(found.used)
-        return found
-
-    def _free(self, used: _Mask) -> None:
-        """Poison the slots that are newly without a token."""
-        page, slot = np.nonzero(~used & ~self._empty)
-        self._empty = ~used
-        for field in self.format.fields:
-            if "slot" not in field.axes or field.group("slot") != 1:
-                continue
-            plain = _bytewise(field)
-            at = plain.base + plain.table("page", used.shape[0])[page] + plain.table("slot", used.shape[1])[slot]
-            for axis in ("copy", "layer", "head", "dim"):
-                at = np.add.outer(at, plain.table(axis)[:: max(plain.group(axis), 1)]).ravel()
-            where = (at[:, None] // 8 + np.arange(plain.type.bits // 8)).ravel()
-            if on_gpu(self._flat):
-                where = sys.modules["torch"].from_numpy(where).to(self._flat.device)
-            self._flat[where] = POISON

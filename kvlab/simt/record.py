@@ -15,7 +15,6 @@ import numpy as np
 from kvlab.common.drawn import Shown
 from kvlab.common.text_table import text_columns
 from kvlab.hardware import copy_wavefronts, count_wavefronts, get_arch
-from kvlab.hardware.banks.copy_wavefronts import copy_unit_passes
 from kvlab.hardware.banks.sectors import sectors as count_sectors
 from kvlab.hardware.instructions import INSTRUCTIONS
 
@@ -136,19 +135,13 @@ class Trace:
     def _copy(self, at: int, nbytes: int, where: Array, source: Array, reads: Array, on: Array) -> None:
         self._global(at, nbytes, source, reads)
         name = f"cp.async.{'cg' if 'cg' in self.program.instructions[at].op else 'ca'}.{nbytes}"
-        total, warps = self.totals[at], reads.any(axis=1)
-        if warps.any():
-            to, fro = (np.where(reads, x, 0)[warps] for x in (where, source))
-            self._add_copies(total, *copy_wavefronts(name, to, fro, reads[warps], self.arch))
-        warps = on.any(axis=1) & ~warps  # of zeros alone; beside lanes that read, those of zeros are not counted
-        if warps.any():
-            passes = copy_unit_passes(name, np.where(on, where, 0)[warps], None, on[warps], self.arch)
-            self._add_copies(total, passes, passes)
-
-    def _add_copies(self, total: Totals, found: Array, ideal: Array) -> None:
-        total.wavefronts += int(found.sum())
-        total.ideal += int(ideal.sum())
-        total.conflicts += int((found - ideal).sum())
+        total, warps = self.totals[at], on.any(axis=1)
+        if warps.any():  # of zeros alone, too; beside lanes that read, those of zeros are not counted
+            to, fro = np.where(on, where, 0)[warps], np.where(reads, source, 0)[warps]
+            found, ideal = copy_wavefronts(name, to, fro, reads[warps], self.arch, zeros=on[warps])
+            total.wavefronts += int(found.sum())
+            total.ideal += int(ideal.sum())
+            total.conflicts += int((found - ideal).sum())
 
 
 @dataclass(frozen=True)

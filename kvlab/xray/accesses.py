@@ -46,6 +46,7 @@ class MemoryAccess:
     addresses     ``[warps, lanes]`` bytes: in shared memory from the kernel's first byte on
     active        ``[warps, lanes]`` bool
     source        ``[warps, lanes]`` addresses in global memory of a copy, None otherwise
+    zeros         ``[warps, lanes]`` lanes of a copy that write, those whose source has no bytes, too; None otherwise
     place         line and column, the innermost call first;  ``depth`` loops it is in
     notes         what had to be assumed of the address
 
@@ -65,6 +66,7 @@ class MemoryAccess:
     place: Place
     depth: int
     notes: frozenset[str] = frozenset()
+    zeros: np.ndarray | None = None
 
     def passes(self, arch: str) -> tuple[int, int]:
         """Wavefronts of all warps, and the fewest that such instructions take; (0, 0) where no rule is known."""
@@ -98,8 +100,8 @@ def passes_of(many: Sequence[MemoryAccess], arch: str) -> tuple[IntArray, IntArr
     for name, which in names.items():
         addresses, active = (np.stack([getattr(many[n], field) for n in which]) for field in ("addresses", "active"))
         if name in COPIES:
-            source = np.stack([many[n].source for n in which])  # type: ignore[misc]
-            taken[which], least[which] = copy_wavefronts(name, addresses, source, active, arch)
+            source, zeros = (np.stack([getattr(many[n], field) for n in which]) for field in ("source", "zeros"))
+            taken[which], least[which] = copy_wavefronts(name, addresses, source, active, arch, zeros=zeros)
         elif name in INSTRUCTIONS:
             mask = None if INSTRUCTIONS[name].matrices else active
             taken[which], least[which], _ = count_wavefronts(name, addresses, mask, arch)
@@ -217,15 +219,13 @@ def _plain(
     return _access(one, lanes, name, space, store, nbytes, lanes.operand(*pointer))
 
 
-def _access(one, lanes, name, space, store, nbytes, value, *, offset=0, mask=None, source=None):
+def _access(one, lanes, name, space, store, nbytes, value, *, offset=0, mask=None, reads=None, source=None):
+    """An access; ``reads``: lanes of a copy whose source has bytes. A mask (None: all lanes) that memory decides, and
+    that is off everywhere here, is taken for on."""
     shape = (lanes.threads // lanes.warp_size, lanes.warp_size)
     spread = lambda v: np.broadcast_to(v[:, :1], (lanes.threads, 1)).reshape(shape)  # noqa: E731
-    active, notes = np.ones(shape, np.bool_), value.notes
-    if mask is not None:
-        active = spread(mask.lanes) != 0
-        notes = notes | {f"mask {note}" for note in mask.notes}
-        if mask.notes and not active.any():
-            active = np.ones(shape, np.bool_)
+    notes = value.notes.union(*({f"mask {note}" for note in part.notes} for part in (mask, reads) if part is not None))
+    active, brings = (np.broadcast_to(_on(part, spread), shape) for part in (mask, reads))
     guard = lanes.guard(one.block)
     if guard is not None:
         active = active & (spread(guard.lanes) != 0)
@@ -233,12 +233,19 @@ def _access(one, lanes, name, space, store, nbytes, value, *, offset=0, mask=Non
     lost = active & ((where < 0) | (where % max(1, nbytes) != 0)) if space == "shared" else active & False
     if lost.any():
         active, notes = active & ~lost, notes | {"unknown address"}
-    if source is not None:
-        notes = notes | {f"source {note}" for note in source.notes}
-    return MemoryAccess(
-        name, space, store, nbytes, np.where(lost, 0, where), active,
-        None if source is None else spread(source.lanes), one.place, one.depth, notes,
-    )
+    where = np.where(lost, 0, where)
+    if source is None:
+        return MemoryAccess(name, space, store, nbytes, where, active, None, one.place, one.depth, notes)
+    notes = notes | {f"source {note}" for note in source.notes}
+    return MemoryAccess(name, space, store, nbytes, where, active & brings, spread(source.lanes), one.place, one.depth,
+                        notes, active)
+
+
+def _on(mask, spread):
+    if mask is None:
+        return True
+    on = spread(mask.lanes) != 0
+    return on if on.any() or not mask.notes else True
 
 
 def _asm(one: IrLine, lanes: LaneValues, asm: re.Match[str]) -> Iterator[MemoryAccess]:
@@ -269,11 +276,8 @@ def _asm(one: IrLine, lanes: LaneValues, asm: re.Match[str]) -> Iterator[MemoryA
             size = re.search(r"\], (0x[0-9a-f]+|\d+)", body)
             nbytes = int(size[1], 0) if size else 16
             last = re.search(r",\s*\$(\d+)\s*$", body)
-            count = value(last[1]) if last else None
-            if count is not None and mask is not None:
-                count = count._replace(lanes=count.lanes * mask.lanes, notes=count.notes | mask.notes)
             yield _access(one, lanes, f"cp.async.{words[0]}.{nbytes}", "shared", True, nbytes, where, offset=offset,
-                          mask=mask if count is None else count, source=pointers[1][0])
+                          mask=mask, reads=value(last[1]) if last else None, source=pointers[1][0])
         elif verb in ("ld", "st", "atom", "red"):
             space = next((word for word in words if word.startswith(("shared", "global"))), None)
             width = next((int(word[1:]) for word in reversed(words) if re.fullmatch(r"[bufs]\d+(x2)?", word)

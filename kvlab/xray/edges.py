@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvlab.hardware import INSTRUCTIONS, Coalescing, Wavefronts, coalescing, get_arch, get_atom, wavefronts
+from kvlab.hardware import (
+    INSTRUCTIONS,
+    SECTOR_BYTES,
+    Coalescing,
+    Wavefronts,
+    coalescing,
+    get_arch,
+    get_atom,
+    wavefronts,
+)
 from kvlab.hardware.mma.shared_mma import shared_mma_wavefronts
 from kvlab.layout.encodings import Encoding, SharedEncoding
 from kvlab.xray.accesses import MemoryAccess, passes_of
@@ -70,7 +79,7 @@ class Edge:
 
     operation    of the TTGIR;  ``line`` of the source, of another ``file`` than the kernel's or of that (empty);
                  ``names`` that the source has for the result
-    kind         read, write, copy, scratch, product, tma or global
+    kind         read, write, copy, scratch, product, tma or global;  ``box`` type of the tile in shared memory of TMA
     source, target   layouts; None for what is not laid out, or unknown
     allocation   the piece of shared memory, None where there is none
     accesses     the instructions, as the compiled code has them
@@ -105,6 +114,7 @@ class Edge:
     many: int = 1
     warps: int = 4
     file: str = ""
+    box: TensorType | None = None
 
     @property
     def where(self) -> str:
@@ -191,8 +201,8 @@ def allocations(made: IrModule, shared: int) -> list[Allocation]:
     """The pieces of shared memory of a module that uses ``shared`` bytes, by offset."""
     last: dict[str, int] = {}
     for one in made.operations:
-        for operand in one.operands:
-            last[made.root(operand)] = one.end
+        for root in one.roots:
+            last[root] = one.end
     found = []
     for one in made.operations:
         kept = one.name == "ttg.local_alloc"
@@ -243,7 +253,7 @@ def edges(made: IrModule, found: Sequence[MemoryAccess], pieces: Sequence[Alloca
     for one in made.operations:
         for kind in _kinds(one):
             homes = [by_number[one.number]] if kind == "scratch" and one.number in by_number else \
-                [by_name[root] for root in map(made.root, (*one.results, *one.operands)) if root in by_name]
+                [by_name[root] for root in one.roots if root in by_name]
             for home in homes:
                 home.fixed |= kind in ("product", "tma")
             edge = _edge(made, one, kind, homes[0] if homes else None)
@@ -286,7 +296,8 @@ def _edge(made: IrModule, one: IrOperation, kind: str, home: Allocation | None) 
     target = made.encoding(types[-1].encoding) if len(types) > 1 else None
     line, column = one.line, next((column for line, column in one.place if line == one.line), 0)
     return Edge(one.name, kind, line, column, one.place, one.names, types[0] if types else None, source, target, home,
-                one.depth, warps=one.warps or made.warps, file=made.where(one))
+                one.depth, warps=one.warps or made.warps, file=made.where(one),
+                box=next((t for t in reversed(types) if t.memory), None) if kind == "tma" else None)
 
 
 def _homes(access: MemoryAccess, known: Sequence[Edge]) -> list[Edge]:
@@ -325,8 +336,8 @@ def _of_warps(access: MemoryAccess, warps: int) -> MemoryAccess:
     """The access of the warps of a partition."""
     if len(access.addresses) <= warps:
         return access
-    source = None if access.source is None else access.source[:warps]
-    return replace(access, addresses=access.addresses[:warps], active=access.active[:warps], source=source)
+    source, zeros = (None if part is None else part[:warps] for part in (access.source, access.zeros))
+    return replace(access, addresses=access.addresses[:warps], active=access.active[:warps], source=source, zeros=zeros)
 
 
 def _inside(access: MemoryAccess, edge: Edge) -> bool:
@@ -354,7 +365,10 @@ def _count(edge: Edge, arch: str) -> None:
         edge.wavefronts = edge.ideal = sum(passes) * max(1, edge.warps // 4)
         return
     if edge.kind == "tma":
-        edge.why, edge.measured = "TMA writes whole rows of its swizzle", False
+        edge.why = "TMA moves whole boxes; the load and store unit has no pass with it"
+        if edge.box is not None:
+            nbytes = math.prod(edge.box.shape) * edge.box.bits // 8
+            edge.sectors = edge.ideal_sectors = edge.many * nbytes // SECTOR_BYTES
         return
     if edge.accesses:
         edge.wavefronts, edge.ideal = (int(counts.sum()) for counts in passes_of(edge.accesses, arch))

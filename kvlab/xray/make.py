@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvlab.common.checks import count, is_integer, require, shown
@@ -46,7 +47,7 @@ def xray(
     [True, True, True]
     """
     start, remake = time.perf_counter(), None
-    given: dict[str, int] = {}
+    given: dict[str, list[int | None]] = {}
     if isinstance(kernel, Compiled):
         stray = {"signature_or_args": signature_or_args} if signature_or_args is not None else options
         for name, value in stray.items():
@@ -99,8 +100,10 @@ def _again(kernel: Any, signature_or_args: Any, **options: Any) -> XRay:
     return xray(kernel, signature_or_args, **{name: value for name, value in options.items() if value is not None})
 
 
-def _wanted(fn: Any, given: Mapping[str, Any] | Sequence[Any] | None) -> tuple[dict[str, Any], dict[str, int]]:
-    """Arguments of the compilation, and the numbers among the values."""
+def _wanted(
+    fn: Any, given: Mapping[str, Any] | Sequence[Any] | None
+) -> tuple[dict[str, Any], dict[str, list[int | None]]]:
+    """Arguments of the compilation, and of each argument at run time the numbers in it, None for what is none."""
     names = list(fn.arg_names)
     if given is None:
         given = {}
@@ -128,8 +131,16 @@ def _wanted(fn: Any, given: Mapping[str, Any] | Sequence[Any] | None) -> tuple[d
         wanted["signature"][name] = base
         if multiple == "16" or (base.startswith("*") and multiple != "1"):
             wanted["divisible"].append(name)
-    numbers = {name: value for name, value in examples.items() if type(value) is int and name not in constexprs}
-    return wanted, numbers
+    return wanted, {name: list(_numbers(kind, examples.get(name))) for name, kind in wanted["signature"].items()}
+
+
+def _numbers(kind: Any, value: Any) -> Iterator[int | None]:
+    """The number in each leaf of an argument that is one at run time; None for another, or one that is not given."""
+    if isinstance(kind, tuple):
+        for inner, part in zip(kind, value, strict=True):
+            yield from _numbers(inner, part)
+    elif kind != "constexpr":
+        yield value if type(value) is int else None
 
 
 def _is_type(kind: str) -> bool:
@@ -144,7 +155,7 @@ def _is_type(kind: str) -> bool:
 
 
 def _values(
-    function: IrFunction, fn: Any, made: Compiled, given: Mapping[str, int]
+    function: IrFunction, fn: Any, made: Compiled, given: Mapping[str, Sequence[int | None]]
 ) -> tuple[list[int], dict[str, int]]:
     """A value for each argument of the compiled function, and those that were assumed, by name."""
     import re
@@ -152,15 +163,21 @@ def _values(
     head = re.search(r"tt\.func public @[\w.$-]+\((.*?)\) attributes", made.asm["ttgir"])
     texts = re.findall(r"%([\w.$-]+): ([^%]*)", head[1]) if head else []
     values, assumed = {}, {}
-    for place, (name, kind) in enumerate(texts[: len(function.arguments)]):
+    seen: Counter[str] = Counter()
+    for place, (text, kind) in enumerate(texts[: len(function.arguments)]):
+        told = re.search(r'loc\("(\w+)"', kind)
+        name = told[1] if told else text
+        leaf, leaves = seen[name], given.get(name, ())
+        seen[name] += 1
+        number = leaves[leaf] if leaf < len(leaves) else None
         if kind.startswith(("!tt.ptr", "!tt.tensordesc")):
             aligned = "divisibility" in kind
             values[place] = ((place + 1) << 40) + (0 if aligned or not kind.startswith("!tt.ptr") else 4)
-        elif name in given:
-            values[place] = int(given[name])
+        elif number is not None:
+            values[place] = number
         elif re.match(r"i\d+", kind):
             values[place] = DIVISIBLE if "divisibility = 16" in kind else 1 if kind.startswith("i1 ") else ODD
-            assumed[name] = values[place]
+            assumed[f"{name}[{leaf}]" if len(leaves) > 1 else text] = values[place]
     return argument_values(function, values), assumed
 
 

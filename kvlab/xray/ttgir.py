@@ -54,7 +54,8 @@ class IrOperation:
     line of the source that it belongs to, outside Triton's own library, and its file unless that is the kernel's.
 
     ``offset`` and ``size`` are bytes of shared memory that the allocation gave it, None where it gave none; ``warps``
-    of its partition, 0 outside of partitions.
+    of its partition, 0 outside of partitions; ``roots`` the allocations that results and operands come from, or
+    themselves.
     """
 
     number: int
@@ -72,6 +73,7 @@ class IrOperation:
     size: int | None = None
     end: int = 0
     warps: int = 0
+    roots: tuple[str, ...] = ()
 
 
 @dataclass
@@ -220,6 +222,7 @@ def read(text: str) -> IrModule:
     home = re.search(r"^  \} loc\(#(loc\d*)\)$", text, re.M)
     made.file = where[home[1]].file if home and home[1] in where else ""
     open_: list[IrOperation] = []
+    partitions = 0
     captured: dict[int, tuple[str, ...]] = {}
     for raw in text.splitlines():
         line = raw.strip()
@@ -233,15 +236,19 @@ def read(text: str) -> IrModule:
                     open_.pop()
             continue
         if partition := re.match(r"(?:partition\d+|default)\b(?:\((.*)\))?.*\{$", line):
-            inner = IrOperation(len(made.operations), (), "partition", (), (), (), (), 0, body)
+            partitions += 1
+            inner = IrOperation(partitions, (), "partition", (), (), (), (), 0, body)
             many = re.search(r"num_warps\((\d+)\)", line)
             inner.warps = int(many[1]) if many else 0
             made.most_warps = max(made.most_warps, inner.warps)
             for one, outer in zip(re.findall(r"(%[\w.$-]+):", partition[1] or ""),
                                   captured.get(-1, ()), strict=False):
-                made.same[one] = outer
+                made.same[f"{one}${partitions}"] = outer
             open_.append(inner)
             continue
+        alone = next((one for one in reversed(open_) if one.text.startswith("partition")), None)
+        if alone is not None:  # it has names of its own, which another partition may have, too
+            body = re.sub(r"%[\w.-]+", rf"\g<0>${alone.number}", body)
         found = _OP.match(body)
         if found is None:
             continue
@@ -283,8 +290,11 @@ def _operation(made: IrModule, found: re.Match[str], body: str, at: IrLocation, 
     one = IrOperation(number, tuple(results), name, tuple(_NAME.findall(rest)), types_of(rest), at.place, at.names,
                       depth, body, at.line, at.file, end=number)
     _memory(one, rest)
-    if name.startswith("ttg.memdesc_") or name in ("ttg.memdesc_index", "ttg.memdesc_subslice"):
+    for result in results:  # a name that stood for something else in a region before
+        made.same.pop(result, None)
+    if name.startswith("ttg.memdesc_"):
         made.same[results[0]] = one.operands[0]
+    one.roots = tuple(map(made.root, (*one.results, *one.operands)))
     return one
 
 

@@ -3,22 +3,36 @@ machine of compiled code counted."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from kvlab.hardware import copy_wavefronts
+from kvlab.simt.record import Trace
+from kvlab.xray.accesses import passes_of
+from kvlab.xray.edges import product_wavefronts
 
 MATRICES = ("ldmatrix", "stmatrix")
 Passes = Counter[tuple[str, float, float]]
+Moved = Counter[tuple[str, frozenset[Any]]]
 
 
 def predicted(found: Any) -> Passes:
     """(instruction, wavefronts, the fewest) a warp, of each access of an X-ray."""
     passes: Passes = Counter()
     for edge in found.edges:
-        if edge.kind in ("read", "write", "scratch"):
-            for access in edge.accesses:
-                warps = edge.warps or len(access.addresses)
+        for access in edge.accesses:
+            name = access.instruction.split(".")[0]
+            if edge.kind in ("read", "write", "scratch"):
                 taken, least = access.passes(found.target)
-                passes[access.instruction.split(".")[0], taken / warps, least / warps] += 1
+                passes[name, taken / edge.warps, least / edge.warps] += 1
+            elif name == "wgmma":
+                taken = product_wavefronts(access.instruction) or 0
+                passes[name, taken / 4, taken / 4] += 1
     return passes
 
 
@@ -27,7 +41,78 @@ def counted(ran: Any) -> Passes:
     passes: Passes = Counter()
     for facts in ran.instructions:
         verb, *words = facts.instruction.op
-        shared = verb in MATRICES or (verb in ("ld", "st") and any(word.startswith("shared") for word in words))
+        shared = verb in MATRICES or "mma_async" in words or \
+            (verb in ("ld", "st") and any(word.startswith("shared") for word in words))
         if shared and facts.executed:
             passes[verb, facts.wavefronts / facts.executed, facts.ideal / facts.executed] += 1
     return passes
+
+
+class Copies(NamedTuple):
+    """Of a run: active lanes, wavefronts and the fewest of each warp's cp.async, and bytes of a box of TMA, by
+    instruction."""
+
+    lanes: dict[tuple[str, int], list[tuple[bytes, int, int]]]
+    boxes: dict[int, set[int]]
+
+
+@contextlib.contextmanager
+def copies() -> Iterator[Copies]:
+    """Watches the copies of the runs inside."""
+    made = Copies(defaultdict(list), defaultdict(set))
+    with pytest.MonkeyPatch.context() as patch:
+        whole, boxes = Trace._copy, Trace.note_boxes
+
+        def copy(self: Trace, at: int, nbytes: int, where: Any, source: Any, reads: Any, on: Any) -> None:
+            name = f"cp.async.{'cg' if 'cg' in self.program.instructions[at].op else 'ca'}.{nbytes}"
+            active = reads.any(axis=1)
+            to, fro = (np.where(reads, x, 0)[active] for x in (where, source))
+            both = copy_wavefronts(name, to, fro, reads[active], self.arch)
+            for lanes, taken, least in zip(reads[active], *both, strict=True):
+                made.lanes[name, at].append((lanes.tobytes(), int(taken), int(least)))
+            whole(self, at, nbytes, where, source, reads, on)
+
+        def box(self: Trace, at: int, many: int, nbytes: int) -> None:
+            made.boxes[at].add(nbytes)
+            boxes(self, at, many, nbytes)
+
+        patch.setattr(Trace, "_copy", copy)
+        patch.setattr(Trace, "note_boxes", box)
+        yield made
+
+
+def predicted_copies(found: Any) -> tuple[Moved, set[bytes]]:
+    """(cp.async, wavefronts and the fewest of its warps) and (TMA, sectors of a box) of each access of an X-ray, none
+    for a copy that its first trip does not make; lanes that are active together in a warp's cp.async."""
+    moved: Moved = Counter()
+    lanes: set[bytes] = set()
+    for edge in found.edges:
+        for access in edge.accesses:
+            if edge.kind == "tma":
+                moved["TMA", frozenset([edge.sectors / len(edge.accesses)])] += 1
+            elif edge.kind == "copy":
+                active = access.active.any(axis=1)
+                both = zip(*(part[0, active].tolist() for part in passes_of([access], found.target)), strict=True)
+                moved[access.instruction, frozenset(both)] += 1
+                lanes |= {row.tobytes() for row in access.active[active]}
+    return moved, lanes
+
+
+def counted_copies(made: Copies, lanes: set[bytes]) -> Moved:
+    """The same of each instruction of a run: of cp.async where just these lanes are active."""
+    moved: Moved = Counter()
+    for (name, _), rows in made.lanes.items():
+        moved[name, frozenset((taken, least) for row, taken, least in rows if row in lanes)] += 1
+    for sizes in made.boxes.values():
+        moved["TMA", frozenset(nbytes / 32 for nbytes in sizes)] += 1
+    return moved
+
+
+def agree(found: Any, made: Copies) -> None:
+    """Asserts that copies of an X-ray and of a run are the same, but for those that its first trip does not make."""
+    moved, lanes = predicted_copies(found)
+    ran = counted_copies(made, lanes)
+    idle = sum(many for (_, passes), many in moved.items() if not passes)
+    known = Counter({key: many for key, many in moved.items() if key[1]})
+    assert not known - ran
+    assert (ran - known).total() <= idle

@@ -81,6 +81,19 @@ def test_the_unit_s_rule_said_lane_by_lane(op: str) -> None:
     assert copy_unit_passes(op, *(x[:, ::-1] for x in (to, source, active))).tolist() == found.tolist()
 
 
+@pytest.mark.parametrize("op", COPIES)
+def test_zeros_count_where_a_warp_copies_nothing_else(op: str) -> None:
+    """Law: the unit's passes in warps of which no lane reads, nothing beside lanes that do."""
+    rng, size = np.random.default_rng(6), COPIES[op]
+    to, source = (size * rng.integers(0, 60, (40, 32)) for _ in range(2))
+    active, zeros = rng.random((40, 32)) < 0.5, rng.random((40, 32)) < 0.8
+    active[::3], zeros[::6] = False, False
+    plain, unit = copy_wavefronts(op, to, source, active), copy_unit_passes(op, to, None, zeros)
+    for both, alone in zip(copy_wavefronts(op, to, source, active, zeros=zeros), plain, strict=True):
+        assert both.tolist() == [unit[n] if n % 3 == 0 else alone[n] for n in range(40)]
+    assert unit[3] > 0 == unit[0]
+
+
 def past_l1(to: np.ndarray, source: np.ndarray, active: np.ndarray, without: str = "") -> int:
     """The rule of ``.cg`` for one warp, said another way; ``without`` one of its :data:`CLAUSES`."""
     won: dict[int, int] = {}

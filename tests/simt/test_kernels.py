@@ -20,16 +20,17 @@ import numpy as np
 import pytest
 import simt_kernels as kernels
 from caught import Caught, as_tensors
-from shared_passes import counted, predicted
+from shared_passes import agree, copies, counted, predicted
 
 from benchmarks.chip_bits import CALLS, Call
-from benchmarks.truth.whole import KERNELS
+from benchmarks.truth.whole import KERNELS, opcode
 from kvlab.common.arrays import to_numpy
 from kvlab.memory import OutOfBounds, bfloat16, float8_e4m3fn, float8_e5m2, float16
 from kvlab.simt import DeviceAssertion, run
 from kvlab.simt.launch import OPTIONS
 from kvlab.triton_support.versions import gluon_lacks, installed
-from kvlab.xray import xray
+from kvlab.xray import XRay, xray
+from kvlab.xray.edges import product_wavefronts
 
 pytestmark = pytest.mark.compile
 RECORDS = Path(__file__).parents[1] / "data" / "hardware"
@@ -204,13 +205,21 @@ OWN = [
 
 @functools.cache
 def own_run(name: str, target: str) -> tuple[Any, ...]:
-    """A run of an own kernel, the kernel, its arguments, ``out`` and ``lse``."""
+    """A run of an own kernel, the kernel, its arguments, ``out`` and ``lse``, and the copies that it made."""
     call = next(call for call in CALLS if str(call) == name)
     if call.backend == "hopper" and gluon_lacks():
         pytest.skip(f"Hopper's kernels are not used with {gluon_lacks()}")
     out = as_tensors(call.output(call.arrays()))
     fn, grid, arguments, lse = launched(call, out)
-    return run(fn, grid, target=target, **arguments), fn, arguments, out, lse
+    with copies() as made:
+        ran = run(fn, grid, target=target, **arguments)
+    return ran, fn, arguments, out, lse, made
+
+
+def x_rayed(fn: Any, arguments: dict[str, Any], target: str) -> XRay:
+    """The X-ray of a launch."""
+    options = {key: arguments[key] for key in OPTIONS if key in arguments}
+    return xray(fn, {key: value for key, value in arguments.items() if key not in options}, target, **options)
 
 
 @pytest.mark.parametrize("name, target", OWN)
@@ -219,7 +228,7 @@ def test_own_kernels_have_the_chip_s_bits(name: str, target: str) -> None:
     code for sm_80 sums in the order of that for sm_90."""
     if name.startswith("prefill") and str(installed()).startswith("3.9."):
         pytest.skip("Triton 3.9 adds up a row's exponentials as a tree, those of the record one after the other")
-    ran, _, _, out, lse = own_run(name, target)
+    ran, _, _, out, lse, _ = own_run(name, target)
     with np.load(RECORDS / "chip_bits.npz") as recorded:
         for what, ours in (("out", to_numpy(out)), ("lse", to_numpy(lse))):
             theirs = recorded[f"{name} {what}"]
@@ -231,13 +240,14 @@ def test_own_kernels_have_the_chip_s_bits(name: str, target: str) -> None:
     pytest.param(*own, marks=pytest.mark.slow) if own[0].startswith("prefill") else own for own in OWN
 ])
 def test_own_kernels_have_the_passes_that_an_x_ray_predicts(name: str, target: str) -> None:
-    """Every load, store, ldmatrix and stmatrix of shared memory, a warp: from the addresses that the X-ray follows
-    through the LLVM IR, and from those that the code for the chip had when it ran."""
-    ran, fn, arguments, _, _ = own_run(name, target)
-    options = {key: arguments[key] for key in OPTIONS if key in arguments}
-    found = xray(fn, {key: value for key, value in arguments.items() if key not in options}, target, **options)
+    """Every load, store, ldmatrix, stmatrix and cp.async of shared memory, a warp, operands of wgmma and boxes of TMA:
+    from the addresses that the X-ray follows through the LLVM IR, and from those that the code for the chip had when it
+    ran."""
+    ran, fn, arguments, _, _, made = own_run(name, target)
+    found = x_rayed(fn, arguments, target)
     assert found.unknown == found.notes == []
     assert predicted(found) == counted(ran)
+    agree(found, made)
 
 
 @dataclass(frozen=True)
@@ -270,6 +280,54 @@ def test_own_kernels_take_what_a_chip_counted(name: str) -> None:
     assert sectors["ld"] == counters["load_sectors"]
     assert sectors["shared::cluster"] == counters["tma_read_sectors"]
     assert sectors["global"] == counters["tma_written_sectors"]
+
+
+def instruction_of(sass: str) -> str:
+    """The PTX's name of a SASS instruction that touches shared memory."""
+    op = opcode(sass) or ""
+    wide = {"U8": "b8", "U16": "b16", "64": "b64", "128": "b128"}.get(op.rpartition(".")[2], "b32")
+    for start, name in {"LDSM.16.M88.": "ldmatrix.x4", "LDSM.16.MT88.": "ldmatrix.x4.trans", "STSM": "stmatrix.x4",
+                        "LDS": f"ld.shared.{wide}", "STS": f"st.shared.{wide}", "HGMMA": "wgmma", "UTMA": "TMA",
+                        "LDGSTS.E.BYPASS.128": "cp.async.cg.16", "LDGSTS": "cp.async.ca.4"}.items():
+        if op.startswith(start):
+            return name
+    raise AssertionError(sass)
+
+
+@pytest.mark.skipif(installed() != "3.6.0", reason="the record is that of Triton 3.6.0")
+@pytest.mark.parametrize("name", ["decode", "decode fp8", "prefill", "prefill hopper"])
+def test_an_x_ray_of_own_kernels_has_what_a_chip_counted(name: str) -> None:
+    """Instruction by instruction of the compiled code, none more and none less: the passes of a warp that the X-ray
+    predicts of cp.async, ld, st, ldmatrix, stmatrix, wgmma's operands and TMA, and those that an H100 counted, divided
+    by how often warps executed it. Numbers of pages past the last are not copied, by two trips of a warp at most. Then
+    sectors of TMA, of whose larger boxes more are loaded here."""
+    record = json.loads((RECORDS / "kernels.json").read_text())[name]
+    call = Counted(name.split()[0], "bf16", KERNELS[name].backend, kernel=name)
+    fn, grid, arguments, _ = launched(call, as_tensors(np.zeros(call.arrays()[0].shape, bfloat16)))
+    found = x_rayed(fn, arguments, "sm_90")
+    warps = int(np.prod(grid)) * found.resources.warps
+    expected: Counter[tuple[str, float]] = Counter()
+    for edge in found.edges:
+        for access in edge.accesses:
+            kind = access.instruction.split(".")[0] if edge.kind == "product" else \
+                "TMA" if edge.kind == "tma" else access.instruction
+            passes = (product_wavefronts(access.instruction) or 0) / 4 if edge.kind == "product" else \
+                access.passes("sm_90")[0] / edge.warps
+            expected[kind, passes] += edge.kind != "global"
+    most = dict(expected.keys())
+    chip: Counter[tuple[str, float]] = Counter()
+    for sass, executed, passes in record["listing"]:
+        kind = instruction_of(sass)
+        idle = most[kind] * executed - passes if kind == "cp.async.ca.4" else 0
+        assert 0 <= idle <= 2 * most[kind] * warps
+        chip[kind, (passes + idle) / executed] += 1
+    assert chip == +expected
+    for way, op, counter in (("global_to_local", "UTMALDG", "tma_read_sectors"),
+                             ("local_to_global", "UTMASTG", "tma_written_sectors")):
+        boxes = sorted(edge.sectors / len(edge.accesses) / edge.warps for edge in found.edges if way in edge.operation
+                       for _ in edge.accesses if edge.kind == "tma")
+        times = sorted(executed for sass, executed, _ in record["listing"] if op in sass)
+        assert np.dot(boxes, times) == record["counters"][counter]
 
 
 @pytest.mark.timing

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 import tutorial_kernels
 import tutorial_twins
-from shared_passes import counted, predicted
+from shared_passes import agree, copies, counted, predicted
 from tutorial_calls import CALLS, SCALED
 
 from kvlab.simt import run
@@ -42,7 +42,8 @@ def test_a_compiled_tutorial_gives_its_twin_s_results_and_the_predicted_passes(n
     plain, target = name.removesuffix("_fp8"), TARGETS.get(name, "sm_80")
     kernel, twin = getattr(tutorial_kernels, plain), getattr(tutorial_twins, plain)
     case = {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in arguments.items()}
-    ran = run(kernel, grid, target=target, num_stages=3, **case)
+    with copies() as made:
+        ran = run(kernel, grid, target=target, num_stages=3, **case)
     for key, value in expected(twin, arguments, grid).items():
         if isinstance(value, np.ndarray):
             exact, ours = value.astype(np.float64), case[key].astype(np.float64)
@@ -50,3 +51,4 @@ def test_a_compiled_tutorial_gives_its_twin_s_results_and_the_predicted_passes(n
     found = xray(kernel, arguments, target, num_stages=3)
     assert found.unknown == []
     assert predicted(found) == counted(ran)
+    agree(found, made)

@@ -114,7 +114,7 @@ def test_operations_know_their_partition_their_memory_and_their_line() -> None:
     store = next(one for one in made.operations if one.name == "ttg.local_store")
     assert (store.warps, made.warps, made.most_warps) == (1, 4, 1)
     assert (store.line, made.where(store), store.place) == (8, "help.py", ((8, 2), (5, 9)))
-    assert made.root(store.operands[1]) == "%k"
+    assert store.roots[-1] == "%k"
     assert made.unknown == {"#odd": "#ttg.something_new<{a = 1}>"}
     (piece, *_) = allocations(made, 4096)
     assert (piece.name, piece.offset, piece.size, piece.line) == ("%k", 0, 2048, 5)
@@ -130,3 +130,19 @@ def test_an_access_belongs_to_the_warps_of_its_partition() -> None:
     access = MemoryAccess("st.shared.b32", "shared", True, 4, 4 * lane, lane >= 0, None, ((8, 2), (5, 9)), 0)
     (edge,) = edges(made, [access], allocations(made, 4096), "sm_90")
     assert (edge.operation, edge.warps, edge.wavefronts, edge.where) == ("ttg.local_store", 1, 1, "help.py:8")
+
+
+def test_names_of_one_partition_are_not_those_of_another() -> None:
+    """Each partition has names of its own, and a region's names come again after it: %arg0 and %1 are two pieces of
+    memory, then another value."""
+    second = TTGIR.split("    partition0")[1].split("    } :")[0].replace("index %arg0", "index %arg1")
+    second = "    partition1" + second.replace("(%arg0:", "(%arg1: !ttg.memdesc<1xi64> loc(#loc1), %arg0:")
+    again = "      %1 = arith.addi %arg1, %arg1 : i32 loc(#loc1)\n      tt.print %1 loc(#loc1)\n"
+    second = second.replace("      ttg.warp_return", f"{again}      ttg.warp_return")
+    text = TTGIR.replace("warp_specialize(%k)", "warp_specialize(%k, %other)")
+    text = text.replace("    } :", f"    }}\n{second}    }} :")
+    stores = [one for one in read(text).operations if one.name == "ttg.local_store"]
+    assert [one.roots[-1] for one in stores] == ["%k", "%k"]
+    printed = next(one for one in read(text).operations if one.name == "tt.print")
+    assert printed.roots[0] != "%k"
+    assert printed.roots == printed.operands

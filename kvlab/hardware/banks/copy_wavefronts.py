@@ -40,7 +40,7 @@ HALF, SECTOR, LINE = 16, 32, 128
 
 
 def copy_wavefronts(
-    instruction: str, addresses: Any, source: Any, mask: Any = None, arch: str | Arch = "sm_90"
+    instruction: str, addresses: Any, source: Any, mask: Any = None, arch: str | Arch = "sm_90", *, zeros: Any = None
 ) -> tuple[Array, Array]:
     """Wavefronts of many cp.async at once, and the fewest that could move as many bytes: two int arrays ``[...]``.
 
@@ -51,6 +51,8 @@ def copy_wavefronts(
     source : ``[..., 32]`` byte addresses in global memory, likewise; broadcasts with ``addresses``.
     mask : active lanes, as booleans ``[..., 32]`` or bit masks ``[...]``; None = all.
     arch : with cp.async. Only sm_90 was measured.
+    zeros : lanes that write zeros in place of a source, likewise; they count in warps of which no lane is active: the
+        passes of the unit (:func:`copy_unit_passes`).
 
     >>> lane = np.arange(32)
     >>> copy_wavefronts("cp.async.cg.16", lane * 16, lane * 16)                   # a row, in order: 512 bytes in 4
@@ -66,10 +68,15 @@ def copy_wavefronts(
     flat = to.reshape(-1, together), fro.reshape(-1, together), active.reshape(-1, together)
     if past_l1:
         passes, kept = _past_l1(*flat)
-        return passes.reshape(lead), (-(-kept.sum(axis=1) * size // LINE)).reshape(lead)
-    most = _rivals(*flat, size, machine.pass_bytes).sum(axis=2).max(axis=1)
-    phases = most.reshape(*lead, machine.warp_size // together)
-    return phases.sum(axis=-1), (phases > 0).sum(axis=-1)
+        taken, least = passes.reshape(lead), (-(-kept.sum(axis=1) * size // LINE)).reshape(lead)
+    else:
+        most = _rivals(*flat, size, machine.pass_bytes).sum(axis=2).max(axis=1)
+        phases = most.reshape(*lead, machine.warp_size // together)
+        taken, least = phases.sum(axis=-1), (phases > 0).sum(axis=-1)
+    if zeros is None:
+        return taken, least
+    unit, alone = copy_unit_passes(instruction, to, None, zeros, machine), ~active.any(axis=-1)
+    return np.where(alone, unit, taken), np.where(alone, unit, least)
 
 
 def copy_unit_passes(

@@ -27,7 +27,7 @@
 import inspect
 
 import numpy as np
-from kernels_to_debug import cured_softmax, softmax_rows, softmax_twin
+from kernels_to_debug import cured_softmax, scaled_rows, scaled_twin, softmax_rows, softmax_twin
 
 from kvlab.exercises import ask, hint, predict
 from kvlab.mirror import lockstep_kernel
@@ -101,6 +101,27 @@ ask("14.neutral", neutral)
 
 # %%
 lockstep_kernel(cured_softmax, softmax_twin, args, 4)
+
+# %% [markdown]
+# ## Debug: three rows of four
+#
+# `scaled_rows` gives stored numbers their size back: each group of 16 columns of a row has a scale, and a row of 50 columns has four
+# of them, `[rows, 4]`. Of four rows the first comes out right. The twin takes the scales of its row and repeats each of them:
+
+# %%
+scales = np.arange(1, 17, dtype=np.float32).reshape(4, 4)
+lockstep_kernel(scaled_rows, scaled_twin, {"x_ptr": x, "scale_ptr": scales, "out_ptr": np.zeros_like(x), "columns": 50,
+                                           "GROUP": 16, "BLOCK": 64}, 4)
+
+# %% [markdown]
+# **Question 4.** Write the place of a column's scale, counted from `scale_ptr`, as it should be. It is tried with four rows of 48, of
+# 50 and of 64 columns.
+
+# %% tags=["question"]
+place = None  # your answer: def place(row, column, columns): return ...
+
+# %%
+ask("14.place", place)
 
 # %% [markdown]
 # In a test it is one line, `assert_lockstep(kernel, twin, args, grid)`: it fails with the sentence above. On the command line:

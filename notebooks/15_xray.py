@@ -59,7 +59,7 @@ moved = None  # your answer, a number
 ask("15.moved", moved)
 
 # %% [markdown]
-# ## Shared memory
+# ## Debug: right, and slow
 #
 # `through_shared` writes a tile of 64 x 64 numbers of bfloat16 into shared memory, row by row, and reads it as the operand of a
 # matrix product, by `ldmatrix`.
@@ -79,6 +79,18 @@ passes = None  # your answer, a number
 # %%
 ask("15.passes", passes)
 
+# %% [markdown]
+# `SwizzledSharedLayout(vec, per_phase, max_phase, order)` moves pieces of `vec` elements: in row r, piece p lies at place
+# `p ^ (r // per_phase % max_phase)`. `ldmatrix` reads pieces of 8 elements, 16 bytes.
+#
+# **Question 3.** With `vec` = 8, which `(per_phase, max_phase)` gives the pieces of one column in eight rows eight places?
+
+# %% tags=["question"]
+phases = None  # your answer, e.g. (4, 2)
+
+# %%
+ask("15.phases", phases)
+
 # %%
 plain
 
@@ -86,11 +98,14 @@ plain
 # The finding has a cure, and the count that proves it. It is taken over into the kernel; `diff` says what became of it.
 
 # %%
-cured = xray(through_shared, {**tile, "SHARED": gl.SwizzledSharedLayout(8, 1, 8, [1, 0])}, "sm_90")
+cure = plain.findings[0].cures[0].layout
+cured = xray(
+    through_shared, {**tile, "SHARED": gl.SwizzledSharedLayout(cure.vec, cure.per_phase, cure.max_phase, [1, 0])}, "sm_90"
+)
 diff(plain, cured)
 
 # %% [markdown]
-# **Question 3.** How many wavefronts of shared memory does the cure save, stores and loads together?
+# **Question 4.** How many wavefronts of shared memory does the cure save, stores and loads together?
 
 # %% tags=["question"]
 saved = None  # your answer, a number
@@ -263,7 +278,7 @@ found = buffers["gfx950"][0].smem.load(told.addresses()[None], "bf16", 1)[0, ...
 print("found == keys:", bool((found == caches["K"].blocks[0, :64, 0]).all()))
 
 # %% [markdown]
-# **Question 4.** Which key's first vector lies 1,024 bytes (512 elements) behind the beginning, where without a swizzle key 16
+# **Question 5.** Which key's first vector lies 1,024 bytes (512 elements) behind the beginning, where without a swizzle key 16
 # would begin?
 
 # %% tags=["question"]

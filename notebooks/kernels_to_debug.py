@@ -1,4 +1,4 @@
-"""A wrong kernel, its NumPy twin, and slow kernels with their cures: what notebooks 14 and 15 look at."""
+"""Wrong kernels, their NumPy twins, and slow kernels with their cures: what notebooks 14 and 15 look at."""
 
 import numpy as np
 import triton
@@ -43,6 +43,27 @@ def cured_softmax(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
     total = tl.sum(e, 0)
     out = e / total
     tl.store(out_ptr + row * columns + column, out, mask=inside)
+
+
+@triton.jit
+def scaled_rows(x_ptr, scale_ptr, out_ptr, columns, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    x = tl.load(x_ptr + row * columns + column, mask=inside, other=0.0)
+    scale = tl.load(scale_ptr + row * (columns // GROUP) + column // GROUP, mask=inside, other=0.0)
+    out = x * scale
+    tl.store(out_ptr + row * columns + column, out, mask=inside)
+
+
+def scaled_twin(x_ptr, scale_ptr, out_ptr, columns, GROUP, BLOCK, pid):
+    row = pid
+    column = np.arange(BLOCK)
+    inside = column < columns
+    x = np.where(inside, x_ptr.ravel()[np.minimum(row * columns + column, x_ptr.size - 1)], 0)
+    scale = np.where(inside, np.repeat(scale_ptr[row], GROUP)[:BLOCK], 0)
+    out = x * scale
+    out_ptr.ravel()[row * columns + column[inside]] = out[inside]
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from notebook_truths import TRUTHS
 from kvlab.exercises import solution, solve
 from kvlab.exercises.course import QUESTIONS
 from kvlab.exercises.question import same
+from tools.course import LONGEST, SHORTEST, size
 
 jupytext = pytest.importorskip("jupytext", reason="notebooks need the extra `notebooks`")
 nbformat = pytest.importorskip("nbformat")
@@ -74,6 +75,15 @@ def test_between_two_texts_is_at_most_a_screen_of_picture(source: Path, executed
         heights = map(float, re.findall(r'<svg[^>]*viewBox="0 0 [\d.]+ ([\d.]+)"', html))
         tall = 0 if cell.cell_type == "markdown" else tall + sum(heights)
         assert tall <= 900, cell.source
+
+
+def test_it_takes_ten_to_twenty_five_minutes(source: Path, executed: Callable[[Path], Any]) -> None:
+    """Rests on the model of ``tools/course.py``, and on the clock of the kernel: less than a minute for all cells."""
+    notebook = executed(source)
+    notebook.cells = [cell for cell in notebook.cells if "answered" not in cell.metadata.get("tags", [])]
+    found = size(notebook)
+    assert SHORTEST <= found.minutes <= LONGEST, found
+    assert 0 < found.seconds < 60, found
 
 
 def test_it_is_written_with_its_answers(source: Path, tmp_path: Path) -> None:

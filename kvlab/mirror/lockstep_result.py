@@ -218,7 +218,8 @@ class Lockstep:
         """One sentence."""
         if self.first_difference is not None:
             return f"first difference: {self.first_difference}"
-        programs = ", ".join(f"{name} {int(np.prod(grid))} programs" for (name, _), grid in self.grids.items())
+        sizes = [(name, int(np.prod(grid))) for (name, _), grid in self.grids.items()]
+        programs = ", ".join(f"{name} {size} program{'s' * (size != 1)}" for name, size in sizes)
         worst = max(self.maxima, key=lambda m: m.relative, default=None)
         largest = (
             f"; largest relative error {worst.relative:.2g} ({worst.twin}.{worst.step}: {worst.output})"

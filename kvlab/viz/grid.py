@@ -14,7 +14,7 @@ from kvlab.layout import Layout
 from .model.offset_grid import FEW, Cells, OffsetGrid
 from .pen.axis import GAP, QUIET, WIDTH, Axis, axis_of, bracket, label_columns, label_rows, mark_gaps, period, some
 from .pen.legend import bank_legend, keys
-from .pen.palette import BANKS, INK, LANES, PAPER, bank_colours, lane_colours
+from .pen.palette import BANKS, INK, LANES, bank_colours, lane_colours
 from .pen.picture import Picture
 from .pen.svg import Canvas
 from .pen.text import text_width
@@ -101,11 +101,9 @@ def draw_layout(
         bright = np.where(kept.astype(bool), shown, -2)
         canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, bright, colours)
     if together is not None:
-        for stroke, width in ((PAPER, 3.6), (INK, 1.4)):
-            edges = columns.edge, rows.edge, columns.cell, rows.cell
-            canvas.borders(*edges, together, stroke=stroke, stroke_width=width)
+        canvas.outlines(columns.edge, rows.edge, columns.cell, rows.cell, together, stroke_width=1.4)
     if who is not None and who.max() >= warp_size:
-        canvas.borders(columns.edge, rows.edge, columns.cell, rows.cell, np.where(who < 0, -1, who // warp_size))
+        canvas.outlines(columns.edge, rows.edge, columns.cell, rows.cell, np.where(who < 0, -1, who // warp_size))
     if labelled:
         xs, ys = (a.ravel() for a in np.meshgrid(columns.centre, rows.centre))
         behind = [None if c < 0 else colours[c] for c in shown.ravel().tolist()]

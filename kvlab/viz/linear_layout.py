@@ -398,8 +398,8 @@ def _bit_matrix(layout: Any, title: str | None, caption: str | None) -> Picture:
     of, to = (", ".join(dict.fromkeys(names)) for names in ([c[0] for c in columns], [r[1] for r in rows]))
     found = f"{of} -> {to}: {len(columns) - copies} of {len(columns)} bits choose the place"
     found += f", {copies} hold{'s' * (copies == 1)} a copy" * bool(copies)
-    told = "A column for each bit of an index, a row for each bit of a coordinate; dark is 1. A place is the exclusive "
-    return canvas.picture(title or found, caption or f"{told}or of the columns of the bits that are set.")
+    told = "A column for each bit of an index, a row for each bit of a coordinate; filled is 1. A place is the "
+    return canvas.picture(title or found, caption or f"{told}exclusive or of the columns of the bits that are set.")
 
 
 def _vector(vector: list[int]) -> str:

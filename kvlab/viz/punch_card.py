@@ -111,6 +111,7 @@ def draw_cure(
     >>> draw_cure(*both, tiles=(tile.plain(), tile)).title
     'ldmatrix.x4 on sm_90: 32 wavefronts as it is, 4 cured, ideal 4'
     """
+    found = conflict if cure is None else None
     if cure is None:
         if not hasattr(conflict, "candidates"):
             raise ValueError(f"conflict is {conflict!r:.200}, cure None: must be two Wavefronts, or one Cure")
@@ -136,6 +137,8 @@ def draw_cure(
     where = conflict.instruction if conflict.instruction == cure.instruction else "the read"
     seen = "Lane by bank; a mark's shape tells the phase, its tone the pass in which it is served."
     seen += " Below: the tile, rows of all banks, what the first phase reads outlined." if tiles is not None else ""
+    if found is not None and found.wavefronts != cure.wavefronts:
+        seen += " Drawn is the worst instruction; the title counts all that read the tile."
     return canvas.picture(title or f"{where} on {conflict.arch.name}: {told}", caption or seen)
 
 

@@ -316,11 +316,14 @@ def _warps(warps: tuple[int, ...]) -> str:
 def _title(steps: list[_Step], early: list[_Step], hazard: Any, others: bool) -> str:
     if hazard is not None:
         return f"{hazard.kind}: {hazard.later}"
-    copies, reads = (sum(step.kind.startswith(kind) for step in steps) for kind in ("copy", "read"))
-    text = f"{'Of many events ' * others}{copies} cop{'ies' if copies != 1 else 'y'}, {reads} read{'s' * (reads != 1)}"
+    copies, writes, reads = (sum(step.kind.startswith(kind) for step in steps) for kind in ("copy", "write", "read"))
+    text = f"{copies} cop{'ies' if copies != 1 else 'y'}"
+    if not copies and writes:
+        text = f"{writes} write{'s' * (writes != 1)}"
+    text = f"{'Of many events ' * others}{text}, {reads} read{'s' * (reads != 1)}"
     if early:
         return f"{text}: {len(early)} read{'s' * (len(early) > 1)} before the copy has landed"
-    return f"{text}: every read comes after its copy has landed"
+    return f"{text}: every read comes after its {'copy has landed' if copies or not writes else 'write'}"
 
 
 def _caption(wrong: bool) -> str:

@@ -229,8 +229,10 @@ def _title(copy: TmaCopy) -> str:
     where = "" if copy.gathered else f" at {_at(copy)}"
     if not copy.whole:
         found = f"{copy.count} boxes, {'each of them whole' if inside.all() else 'some of them not'} in the tensor"
-    elif inside.all():
-        found = "all of it lies in the tensor"
+    elif inside.all():  # each of its vectors does, the last ones perhaps not whole
+        past = max(box.coords[-1] for box in copy.boxes) + copy.descriptor.box[-1] - copy.descriptor.shape[-1]
+        out = f"its last {past} columns do not lie" if past > 1 else "its last column does not lie"
+        found = f"{out} in the tensor" if past > 0 else "all of it lies in the tensor"
     elif not inside.any():
         found = "nothing of it lies in the tensor, all arrives as zeros"
     elif not rows.all():

@@ -28,3 +28,23 @@ def test_what_shows_itself_is_legible_and_its_own(
     assert not tab.changed(exhibits, bare[around.dark])
     assert not tab.errors
     assert not tab.scrolls_sideways()
+
+
+FIRST = "document.querySelector('svg.kvlab').getBoundingClientRect().width"
+HALVED = """document.querySelectorAll("svg.kvlab").forEach((one) => {
+  one.style.width = one.getAttribute("width") / 2 + "px"; })"""
+
+
+@pytest.mark.parametrize("prefers", ["light", "dark"])
+def test_pictures_of_half_their_size_are_whole(
+    prefers: str, page: Callable[..., Any], outputs: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """As a page that is seen at 50 % has them: letters are rounded to other widths."""
+    around = FILES["plain page" if prefers == "light" else "plain page, dark"](outputs)
+    tab = page(prefers)
+    tab.open(around.html, tmp_path)
+    wide = tab.tab.evaluate(FIRST)
+    tab.tab.evaluate(HALVED)
+    exhibits = tab.exhibits(around.exhibits, list(outputs))
+    assert tab.tab.evaluate(FIRST) == pytest.approx(wide / 2)
+    assert not tab.faults_of(exhibits)

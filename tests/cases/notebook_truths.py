@@ -245,8 +245,12 @@ truth = (28 + (64 - 50) * np.exp(0.0)) / 28
 sums = {value: np.pad(x, ((0, 0), (0, 14)), constant_values=value).sum(1) for value in (0.0, 1.0, -np.inf)}
 (truth,) = [value for value, found in sums.items() if np.allclose(found, x.sum(1))]
 """,
+        "14.place": "",
     },
     "15_xray": {
+        "15.phases": """
+truth = plain.findings[0].cures[0].layout.per_phase, plain.findings[0].cures[0].layout.max_phase
+""",
         "15.moved": """
 truth = 32 * load.sectors
 """,

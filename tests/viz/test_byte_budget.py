@@ -52,7 +52,7 @@ def test_the_picture_and_its_errors(sound: Callable[[Any], Any]) -> None:
     budget = ByteBudget(32, 8, 128, bandwidth=3e12, compute=8e14, points=(RooflinePoint("b", 4e9, 1e9, 4e-4),))
     picture = draw_byte_budget(budget, batch=1, context=1 << 17)
     sound(picture)
-    assert picture.title.startswith("1 sequences of 131,072 keys: 0.537 GB take 0.179 ms at the least; DRAM bounds")
+    assert picture.title.startswith("1 sequence of 131,072 keys: 0.537 GB take 0.179 ms at the least; DRAM bounds it")
     with pytest.raises(ValueError, match="context is 0: must be at least 1"):
         budget.at(batch=1, context=0)
     with pytest.raises(ValueError, match="bandwidth is -1: must be a positive number"):

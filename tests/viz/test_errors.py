@@ -16,7 +16,7 @@ def test_marks_are_comparisons(sound: Callable[[Any], Any]) -> None:
     sound(picture)
     assert picture.body.count(f'fill="{ACCENT}"') == 3
     assert picture.body.count(f'fill="{ALARM}"') == 1
-    assert picture.title == "1 of 4 comparisons are outside of what is allowed; the largest is 1.5 of it (kernel)"
+    assert picture.title == "1 of 4 comparisons is outside of what is allowed; the largest is 1.5 times that (kernel)"
 
 
 def test_an_error_that_is_no_number_is_outside() -> None:

@@ -56,7 +56,7 @@ def test_an_agreement_shows_both_and_marks_the_first_difference(sound: Any) -> N
     reader = Format.parse("slot:4 dim/2:4 -dim:2 k.s4")
     picture = draw(agree(writer, reader))
     sound(picture)
-    assert picture.title == "K of slot 0, dim 0: written to the low half of byte 0, read from the high half of byte 0"
+    assert picture.title == "k of slot 0, dim 0: written to the low half of byte 0, read from the high half of byte 0"
     assert ">writer: low first<" in picture.svg
     same = draw(agree(writer, writer))
     sound(same)
@@ -82,7 +82,7 @@ def test_a_picture_shows_flaws_where_they_are(sound: Any) -> None:
     cache[150, 3] = np.inf
     picture = draw(audit(cache, [[150, 7, -1], [7, 1, -1]], [20, 30]))
     sound(picture)
-    assert picture.title == "Flaws: owners 1, inf 1"
+    assert picture.title == "2 flaws: owners 1, inf 1"
     assert "page 150, slot 3: inf: k of page 150, slot 3, head 0, dim 0, and 15 more of the slot" in picture.svg
     assert "page 7, slot 0: holds a token" in picture.svg
     right = draw(audit(np.ones((2, 4, 1, 8), np.float32), [[1]], [3]))

@@ -18,6 +18,7 @@ exclude_patterns = [name for name in LINKED if "." not in name]
 root_doc = "index"
 html_theme = "furo"
 html_title = f"kvlab {version}"
+html_favicon = str(Path(__file__).with_name("icon.svg"))
 html_static_path = [str(WORK / "source" / "_static")]
 html_extra_path = [str(WORK / "extra")]
 html_css_files, html_js_files = ["explorer.css"], ["explorer.js"]

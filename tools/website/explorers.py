@@ -16,7 +16,10 @@ from kvlab.viz.explorer.explore import Explorer, css, explore, module
 
 STYLE = "\nbody[data-theme=dark]{color-scheme:dark}body[data-theme=light]{color-scheme:light}\n" \
     "@media(prefers-color-scheme:dark){body:not([data-theme=light]){color-scheme:dark}}\n" \
-    ".kvlab-explorer{margin:1em 0}div.cell_output svg.kvlab{background:none}\n"
+    ".kvlab-explorer{margin:1em 0}div.cell_output svg.kvlab{background:none}\n" \
+    "@media(max-width:700px){div.cell_output,.explored,section#gallery p{overflow-x:auto}\n" \
+    "div.cell_output svg.kvlab,.explored svg.kvlab,section#gallery img{max-width:none!important}}\n"
+"""Pictures of a narrow window keep the size of their letters: their box scrolls, not the page."""
 
 START = """
 document.querySelectorAll("script[type='kvlab/explorer']").forEach((script) => {

@@ -133,8 +133,8 @@ class BestSwizzle(Cure):
                 f"{self.unswizzled}. None of {self.tried} swizzles is free of conflicts; this one has the fewest."
             )
         return (
-            f"{self.swizzle}: {self.wavefronts} wavefronts, the least possible; without it {self.unswizzled}. "
-            f"All {self.tried} smaller swizzles have conflicts."
+            f"{self.swizzle}: {_wavefronts(self.wavefronts)}, the least possible; without it {self.unswizzled}."
+            f"{_smaller(self.tried, 'swizzle')}"
         )
 
 
@@ -154,13 +154,13 @@ class BestPadding(Cure):
 
     def __str__(self) -> str:
         many = f"{self.padding} elements after each row" if isinstance(self.padding, int) else str(self.padding)
-        cost = f"{self.wavefronts} wavefronts, {{}}; as it is {self.given}. It takes {self.extra_bytes} bytes more."
+        cost = f"{_wavefronts(self.wavefronts)}, {{}}; as it is {self.given}. It takes {self.extra_bytes} bytes more."
         if self.conflicts:
             return (
                 f"{many}: {cost.format(f'where {self.ideal} would be ideal')} None of {self.tried} paddings is free "
                 "of conflicts; this one has the fewest."
             )
-        return f"{many}: {cost.format('the least possible')} All {self.tried} smaller paddings have conflicts."
+        return f"{many}: {cost.format('the least possible')}{_smaller(self.tried, 'padding')}"
 
 
 class BestOrder(Cure):
@@ -219,7 +219,7 @@ def best_swizzle(
     >>> [str(best_swizzle((16, pitch), "fp16", "ldmatrix.x4").swizzle) for pitch in (16, 32, 64, 128)]
     ['Sw<1,3,3> (float16)', 'Sw<2,3,3> (float16)', 'Sw<3,3,3> (float16)', 'Sw<3,3,4> (float16)']
     >>> print(best_swizzle((32, 32), "fp32", ("ld.shared.b32", np.arange(32), 0)))
-    Sw<5,0,5> (float32): 1 wavefronts, the least possible; without it 32. All 75 smaller swizzles have conflicts.
+    Sw<5,0,5> (float32): 1 wavefront, the least possible; without it 32. All 75 smaller swizzles have conflicts.
     >>> from kvlab.layout.encodings import BlockedLayout, SwizzledSharedLayout
     >>> plain, columns = SwizzledSharedLayout(1, 1, 1, [1, 0]), BlockedLayout([1, 1], [32, 1], [1, 1], [0, 1])
     >>> best_swizzle(plain, "fp32", columns, shape=(32, 32)).swizzle
@@ -263,7 +263,7 @@ def best_padding(
 
     >>> print(best_padding((16, 64), "bf16", "ldmatrix.x4"))
     8 elements after each row: 16 wavefronts, the least possible; as it is 128. It takes 240 bytes more. \
-All 1 smaller paddings have conflicts.
+The only smaller padding has conflicts.
     >>> best_padding((32, 32), "fp32", ("ld.shared.b32", np.arange(32), 0)).layout
     Layout("(32,32):(33,1)")
     """
@@ -328,6 +328,16 @@ def best_order(
     now = given.passes(accesses_of(access, given))[0]
     more = int(after.address.max() - given.address.max())
     return BestOrder(order, layout, total, ideal, now, candidates, before, worst, more)
+
+
+def _wavefronts(count: int) -> str:
+    return f"{count} wavefront{'s' * (count != 1)}"
+
+
+def _smaller(tried: int, what: str) -> str:
+    if tried < 2:
+        return f" The only smaller {what} has conflicts." if tried else ""
+    return f" All {tried} smaller {what}s have conflicts."
 
 
 def _search(

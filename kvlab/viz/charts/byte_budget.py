@@ -134,8 +134,9 @@ def draw_byte_budget(
     spent = budget.at(batch=batch, context=context, page_size=page_size, dtype=dtype, swizzled=swizzled)
     predicted = RooflinePoint("predicted", spent.flops, spent.nbytes, spent.seconds, "predicted")
     told = (
-        f"{batch} sequences of {context:,} keys: {spent.nbytes / 1e9:.3g} GB take {spent.seconds * 1e3:.3g} ms at the "
-        f"least; {spent.bound} bound{'' if spent.bound.endswith('cores') else 's'} them"
+        f"{batch} sequence{'s' * (batch != 1)} of {context:,} keys: {spent.nbytes / 1e9:.3g} GB take "
+        f"{spent.seconds * 1e3:.3g} ms at the least; {spent.bound} bound{'' if spent.bound.endswith('cores') else 's'} "
+        f"{'them' if batch != 1 else 'it'}"
     )
     return draw_roofline(
         [predicted, *budget.points], bandwidth=budget.bandwidth, compute=budget.compute, title=title or told,

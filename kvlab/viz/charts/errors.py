@@ -75,7 +75,8 @@ def _title(shares: Mapping[str, Sequence[float]], most: float) -> str:
     count = sum(map(len, shares.values()))
     bad = sum(not share <= 1 for row in shares.values() for share in row)
     who = max(shares, key=lambda name: max(shares[name]))
-    part = "half of it" if f"{most:.1f}" == "0.5" else f"{most:.2g} of it"
     if bad:
-        return f"{bad} of {count} comparisons are outside of what is allowed; the largest is {part} ({who})"
+        some = f"{bad} of {count} comparisons {'is' if bad == 1 else 'are'}"
+        return f"{some} outside of what is allowed; the largest is {most:.2g} times that ({who})"
+    part = "half of it" if f"{most:.1f}" == "0.5" else f"{most:.2g} of it"
     return f"All {count} comparisons are within what is allowed; the largest is {part} ({who})"

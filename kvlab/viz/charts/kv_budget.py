@@ -28,7 +28,7 @@ def draw_kv_budget(
 
     >>> from kvlab.formats import kv_budget
     >>> draw_kv_budget(kv_budget("gemma-2-9b"), tokens=8192).title
-    'Gemma-2-9B, bf16: a request of 8192 tokens holds 2116681728 bytes on one rank, 0.1 % of them waste'
+    'Gemma-2-9B, bf16: a request of 8,192 tokens holds 2,116,681,728 bytes on one rank, 0.1 % of them waste'
     """
     every = budget.request(tokens)
     rows = [(group, budget.request(tokens, group)) for group in budget.groups]
@@ -47,15 +47,15 @@ def draw_kv_budget(
         for (fill, _, words), size in zip(parts, one[1:], strict=True):
             wide = (WIDTH - RIGHT - left) * size / most
             if wide > 0:
-                canvas.rect(x, y, wide, BAR, fill=fill, title=f"{name}, {told} a layer: {size} bytes of {words}")
+                canvas.rect(x, y, wide, BAR, fill=fill, title=f"{name}, {told} a layer: {size:,} bytes of {words}")
             x += wide
-        canvas.text(WIDTH, y + 12, f"{one.nbytes}", size=11, anchor="end")
+        canvas.text(WIDTH, y + 12, f"{one.nbytes:,}", size=11, anchor="end")
     canvas.extend(WIDTH, TOP + ROW * len(rows))
     waste = f"{every.waste:.1%}".replace("%", " %")
     rank = "one rank" if budget.degree == 1 else f"each of {budget.degree} ranks"
     return canvas.picture(
-        title or f"{budget.name}, {budget.kv_dtype}: a request of {tokens} tokens holds {every.nbytes} bytes on "
+        title or f"{budget.name}, {budget.kv_dtype}: a request of {tokens:,} tokens holds {every.nbytes:,} bytes on "
         f"{rank}, {waste} of them waste",
-        caption or f"A further token takes {budget.growing_bytes_per_token} bytes; states take {budget.state_bytes} "
-        "whatever the length.",
+        caption or f"A further token takes {budget.growing_bytes_per_token:,} bytes; states take "
+        f"{budget.state_bytes:,} whatever the length.",
     )

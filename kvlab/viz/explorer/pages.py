@@ -25,7 +25,8 @@ def of_collection(pool: PagedKVCacheCollection, *, layer: int = 0) -> Scene:
 def of_cache(cache: PagedKVCache) -> Scene:
     """A cache whose sequences hold a token at least."""
     table, lengths = (np.asarray(to_numpy(array), np.int64) for array in (cache.lookup_table, cache.cache_lengths))
-    pages, page_size, heads, depth = cache.blocks.shape
+    _, page_size, heads, depth = cache.blocks.shape
+    pages = cache.total_num_pages
     columns = max(1, int(-(-lengths.max(initial=0) // page_size)))
     if not lengths.size or lengths.min() < 1:
         raise ValueError(f"cache_lengths is {lengths.tolist()}: must be at least 1 of each sequence to be explored")

@@ -32,7 +32,7 @@ def draw_audit(found: Audit, *, title: str | None = None, caption: str | None = 
     >>> from kvlab.formats import audit
     >>> pages = np.ones((4, 2, 1, 8), np.float16)
     >>> draw_audit(audit(pages, [[1, 1]], [3])).title
-    'Flaws: owners 1'
+    '1 flaw: owners 1'
     """
     canvas = Canvas()
     pages, slots = found.used.shape
@@ -57,15 +57,16 @@ def draw_audit(found: Audit, *, title: str | None = None, caption: str | None = 
     entries = [(COLOURS[HELD], "", "token"), (COLOURS[SHARED], "", "token of a page with several owners"),
                (COLOURS[FLAWED], "", "flaw"), (HATCH, "", "no token")]
     y = keys(canvas, LEFT, float(ys[-1]) + ROW + 10, entries) + 6
+    flaws = sum(found.counts.values())
     for flaw in found.flaws[:LINES]:
         for line in wrap(str(flaw), 780, 11):
             y += 14
             canvas.text(LEFT, y, line, size=11)
     if len(found.flaws) > LINES:
-        canvas.text(LEFT, y + 14, f"and {sum(found.counts.values()) - LINES} more", size=11, opacity=QUIET)
+        canvas.text(LEFT, y + 14, f"and {flaws - LINES} more", size=11, opacity=QUIET)
     said = ", ".join(f"{kind} {number}" for kind, number in found.counts.items())
     held = f"{int(found.used.sum())} of {found.used.size} slots hold tokens"
     return canvas.picture(
-        title or (f"Flaws: {said}" if said else f"Nothing is wrong: {held}"),
+        title or (f"{flaws} flaw{'s' * (flaws != 1)}: {said}" if said else f"Nothing is wrong: {held}"),
         caption or f"{shown.size} of {pages} pages, a line each; {held}.",
     )

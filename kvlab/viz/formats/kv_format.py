@@ -69,7 +69,7 @@ def draw_agreement(found: Agreement, *, title: str | None = None, caption: str |
 
     >>> from kvlab.formats import agree, known_format
     >>> draw_agreement(agree(known_format("vllm.blocks_first"), known_format("vllm.hnd"))).title
-    'K of layer 0, page 0, slot 0, head 1, dim 0: written to byte 256, read from byte 4096'
+    'k of layer 0, page 0, slot 0, head 1, dim 0: written to byte 256, read from byte 4096'
     """
     canvas = Canvas()
     y = 0.0
@@ -81,7 +81,7 @@ def draw_agreement(found: Agreement, *, title: str | None = None, caption: str |
             y += 16
         canvas.embed(page, 0, y + 4)
         y = canvas.bottom + 18
-    words = found.words[0].upper() + found.words[1:]
+    words = found.words[0].upper() + found.words[1:] if found else found.words  # else it begins with a field's name
     same = "They put every element at the same place." if found else "The outlined cells should be the same bytes."
     return canvas.picture(title or words, caption or f"Above what the writer does, below what the reader does. {same}")
 

@@ -26,7 +26,7 @@ def draw_transfer(plan: Transfer, *, title: str | None = None, caption: str | No
     >>> from kvlab.formats import known_format, transfer
     >>> one = known_format("vllm.LBNHC", pages=2, heads=4, dim=64)
     >>> draw_transfer(transfer(one, one, degrees=(2, 4))).title
-    '2 -> 4 ranks: 4 pairs, 128 copies, 32768 bytes, each byte once'
+    '2 -> 4 ranks: 4 pairs, 128 copies, 32,768 bytes, each byte once'
     """
     canvas = Canvas()
     right = BOX + BETWEEN
@@ -55,8 +55,8 @@ def draw_transfer(plan: Transfer, *, title: str | None = None, caption: str | No
     pairs = f"{len(plan.pairs)} pair{'s' * (len(plan.pairs) != 1)}"
     rest = f" {hidden} pairs of ranks from {MOST} on are left out." if hidden else ""
     return canvas.picture(
-        title or f"{plan.source.degree} -> {plan.target.degree} ranks: {pairs}, {plan.descriptors} copies, "
-        f"{plan.nbytes} bytes, {once}",
+        title or f"{plan.source.degree} -> {plan.target.degree} ranks: {pairs}, {plan.descriptors:,} copies, "
+        f"{plan.nbytes:,} bytes, {once}",
         caption or f"{plan.tokens} tokens go from left to right. A line's width is its share of the bytes.{rest}",
     )
 

@@ -54,7 +54,7 @@ def draw_fragment(
         canvas.cells(columns.edge, rows.edge, cell, height, mine, LANES, rules=False)
     canvas.borders(columns.edge, rows.edge, cell, height, number, stroke_width=0.6, opacity=0.35)
     if part.warp and part.lane.max() >= part.warp:
-        canvas.borders(columns.edge, rows.edge, cell, height, part.lane // part.warp)
+        canvas.outlines(columns.edge, rows.edge, cell, height, part.lane // part.warp)
     _names(canvas, part, number, columns, rows, lane, colour)
     canvas.hover(
         columns.edge, rows.edge, cell, height, words,

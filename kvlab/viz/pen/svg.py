@@ -188,6 +188,14 @@ class Canvas:
                     lines.append(draw % tuple(number(v) for v in place))
         self.path("".join(lines), stroke=stroke, stroke_width=stroke_width, opacity=opacity)
 
+    def outlines(
+        self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, key: npt.ArrayLike,
+        *, stroke_width: float = 2.4,
+    ) -> None:
+        """Borders in the page's ink, set off from cells of any colour by a line of its paper."""
+        for stroke, wide in ((PAPER, stroke_width + 2.2), (INK, stroke_width)):
+            self.borders(xs, ys, width, height, key, stroke=stroke, stroke_width=wide)
+
     def labels(
         self, xs: Iterable[float], ys: Iterable[float], texts: Iterable[str], backgrounds: Iterable[str | None], *,
         size: float = 10.0, weight: int | None = None, anchor: str = "middle",

@@ -92,7 +92,7 @@ def plot_errors(siblings: Mapping[str, Sequence[tuple[float, float]]], *, ax: An
     ax          axes of matplotlib to draw in; None makes a figure
 
     >>> plot_errors({"emulator": [(1e-4, 1e-3)], "kernel": [(2e-3, 1e-3)]}).title
-    '1 of 2 comparisons are outside of what is allowed; the largest is 2 of it (kernel)'
+    '1 of 2 comparisons is outside of what is allowed; the largest is 2 times that (kernel)'
     """
     told = draw_errors(siblings)
     axes, ink, own = drawn_in(ax, 90 + 34 * len(siblings))

@@ -51,9 +51,14 @@ def with_rings(config: WalkConfig, problem: DecodeProblem, longest: int, process
     return WalkConfig(tuple(walks))
 
 
-def on_hopper(config: WalkConfig, problem: DecodeProblem, longest: int, processors: int) -> WalkConfig:
-    """The walks of a call by Hopper's kernels, at the same time where they are two."""
-    return side_by_side(with_rings(config, problem, longest, processors), problem, processors)
+def on_hopper(
+    config: WalkConfig, problem: DecodeProblem, longest: int, processors: int, *, tiles: bool
+) -> WalkConfig:
+    """The walks of a call by Hopper's kernels; at the same time where they are two, unless large ``tiles`` are portable
+    ones, beside which a ring does not begin.
+    """
+    rings = with_rings(config, problem, longest, processors)
+    return side_by_side(rings, problem, processors) if tiles else rings
 
 
 def side_by_side(config: WalkConfig, problem: DecodeProblem, processors: int) -> WalkConfig:

@@ -129,7 +129,7 @@ def plan(
             problem, longest, **machine, batch_invariant=batch_invariant, tiles=tiles, beside=ring and tiles
         )
         if ring:
-            walks = on_hopper(walks, problem, longest, target.processors)
+            walks = on_hopper(walks, problem, longest, target.processors, tiles=tiles)
         configs = [replace(walk.schedule, **given) for walk in walks.walks]
     else:
         taken = [name for name, value in (("programs", programs), ("unit", unit)) if value is not None]

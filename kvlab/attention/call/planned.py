@@ -91,7 +91,8 @@ class PlannedCall(Call[Any]):
         found = function_at(f"{HOME}.config:choose_walks")(
             problem, longest, **machine, tiles=tiles, beside=hopper and tiles
         )
-        return function_at(f"{hoppers}:on_hopper")(found, problem, longest, target.processors) if hopper else found
+        rings = {"longest": longest, "processors": target.processors, "tiles": tiles}
+        return function_at(f"{hoppers}:on_hopper")(found, problem, **rings) if hopper else found
 
     def check_values(self) -> None:
         """See :class:`Call`: a plan was made of the lengths of the call."""

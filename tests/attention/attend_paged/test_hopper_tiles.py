@@ -47,7 +47,7 @@ def at_once(case: Case, processors: int) -> tuple[tuple[Any, ...], dict[str, Any
     arrays, named = by_tiles(case, processors)
     problem, longest = ragged_problem(*arrays[:4], arrays[5]), max(new for new, _ in case.lens)
     walks = choose_walks(problem, longest, processors=processors, tiles=True, beside=True)
-    config = with_tiles(on_hopper(walks, problem, longest, processors), problem, named["features"])
+    config = with_tiles(on_hopper(walks, problem, longest, processors, tiles=True), problem, named["features"])
     return arrays, named | {"config": config}
 
 
@@ -110,7 +110,7 @@ def test_when_it_is_taken(changes: dict[str, Any], words: str | None, monkeypatc
     assert found.backend == ("hopper" if taken else "triton")
     assert ("torch tensors on sm_90" if taken else words or "") in found.reason
     assert (found.config.walks[0].ring is not None) == taken
-    assert any(walk.wide for walk in found.config.walks) == (words is None)
+    assert any(walk.wide for walk in found.config.walks) == found.config.beside == (words is None)
 
 
 def test_tiles_of_short_sequences_are_not_walked_side_by_side() -> None:

@@ -116,6 +116,31 @@ def test_chunks_by_tiles_of_hopper(case: MixedCase) -> None:
     assert all(map(torch.equal, *made))
 
 
+ONE_LIST = [
+    MixedCase(((1, 480), (0, 17), (130, 300), (9, 128), (1, 1), (2, 0)), (8, 2), 128, form="paged"),
+    MixedCase(((1, 300), (200, 200), (3, 384)), (4, 1), 80, form="paged", page=64, sinks=True),
+    MixedCase(((70, 90), (1, 300), (1, 16), (8, 17)), (8, 8), 112, "fp16", form="paged", page=32),
+]
+
+
+@ON_HOPPER[1]
+@pytest.mark.parametrize("case", ONE_LIST, ids=str)
+def test_short_sequences_have_one_list(case: MixedCase) -> None:
+    """Of at most 512 keys: tiles for all of them, sequences of one new token and of none, too. Over NaN, twice with the
+    same bits.
+    """
+    x = case.build()
+    _, arrays, options = x.arguments("cuda")
+    told = explain(attend_paged, *arrays, **options)
+    assert [walk.module for walk in told.config.walks] == ["wide.hopper"]
+    poison()
+    outs = [torch.full_like(arrays[0], float("nan")) for _ in range(2)]
+    with nothing_waits():
+        made = [attend_paged(*arrays, **options | {"out": out}, return_lse=True) for out in outs]
+    assert_accurate(x, *(array.cpu() for array in made[0]))
+    assert all(map(torch.equal, *made))
+
+
 def test_a_captured_graph_is_replayed_with_other_lengths() -> None:
     """Of decode: lengths are written after the capture; the same lengths give the same bits."""
     x = Case((900, 4000, 70, 2500, 16), heads=(32, 8), D=128).build()
@@ -130,10 +155,15 @@ def test_a_captured_graph_is_replayed_with_other_lengths() -> None:
     assert_replayed(x, graph, lens, out, lse)
 
 
-def test_a_graph_of_a_plan_and_layers_is_replayed_with_other_lengths() -> None:
-    """Both lengths and new tokens are written after the capture, and rows that no sequence has are left alone."""
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_graph_of_layers_is_replayed_with_other_lengths(planned: bool) -> None:
+    """Both lengths and new tokens are written after the capture, and rows that no sequence has are left alone. Walks
+    that share the processors have lists without an item, the second, the first, and both of them. The same lengths give
+    the same bits.
+    """
     batches = [((1, 900), (200, 4000), (0, 70), (4, 2500), (1, 0)), ((206, 300), (0, 0), (0, 9), (0, 4000), (0, 5)),
-               ((1, 1), (1, 4000), (100, 100), (1, 3), (50, 700))]
+               ((1, 1), (1, 4000), (100, 100), (1, 3), (50, 700)), ((1, 900), (2, 70), (1, 4000), (4, 4), (0, 9)),
+               ((0, 900), (0, 0), (0, 70), (0, 4000), (0, 1))]
     cases = [MixedCase(lens, (8, 2), 128, form="paged") for lens in batches]
     widest = MixedCase(tuple((41, 4000) for _ in range(5)), (8, 2), 128, form="paged").build()
     rows = 206
@@ -144,7 +174,7 @@ def test_a_graph_of_a_plan_and_layers_is_replayed_with_other_lengths() -> None:
     out = torch.empty_like(q)
 
     def step() -> Any:
-        made = plan(lens, (starts, rows), q_heads=8, kv_heads=2)
+        made = plan(lens, (starts, rows), q_heads=8, kv_heads=2) if planned else None
         for _ in range(2):
             result = attend_paged(q, k, v, table, lens, starts, plan=made, out=out, return_lse=True)
         return result
@@ -164,10 +194,24 @@ def test_a_graph_of_a_plan_and_layers_is_replayed_with_other_lengths() -> None:
         table[:, : arrays[3].shape[1]] = arrays[3]
         lens.copy_(arrays[4])
         starts.copy_(arrays[5])
-        out.fill_(7)
-        graph.replay()
+        seen = []
+        for _ in range(2):
+            out.fill_(7)
+            graph.replay()
+            seen.append(out.clone())
+        assert torch.equal(*seen)
         assert_accurate(x, out[:n].cpu(), lse[:n].cpu())
         assert bool((out[n:] == 7).all())
+
+
+def test_steps_without_new_tokens() -> None:
+    """No row is written, nothing is launched that waits, whatever the lengths, and however many there might be."""
+    x = MixedCase(((0, 900), (0, 0), (0, 17)), (8, 2), 128, form="paged").build()
+    _, arrays, options = x.arguments("cuda")
+    with nothing_waits():
+        for most in (1, 8, 300):
+            out, lse = attend_paged(*arrays, **options, max_seqlen_q=most, return_lse=True)
+            assert (tuple(out.shape), tuple(lse.shape)) == ((0, 8, 128), (0, 8))
 
 
 def test_two_streams_at_once() -> None:

@@ -88,6 +88,27 @@ def test_lists_of_slots(case: Case, topk: int, wide: bool) -> None:
     assert {bits(mla_decode_paged(q, kv, check=False, **options)[0].cpu()) for _ in range(3)} == {bits(out.cpu())}
 
 
+@pytest.mark.parametrize("topk", [1, 130, 2047])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_slots_at_the_ends(topk: int, splits: int) -> None:
+    """The same slot again and again, the first and the last of a page and of the pool, tokens that see nothing; all
+    other bytes of the pool are NaN, and the rows beside ``out`` stay.
+    """
+    listed = Listed(Case((90, 70, 33, 20), H=20, columns=FULL, page=16, splits=splits), topk)
+    rows, last = listed.x.rows, len(listed.x.rows) * 16 - 1
+    ends = np.array([0, 15, 16, last - 15, last])
+    rows[ends // 16, ends % 16] = np.random.default_rng(topk).standard_normal((5, 576)).astype(rows.dtype)
+    listed.indices[0] = last
+    listed.indices[1, -5:] = ends[:topk]
+    buffer = torch.full((6, 20, 512), 7, dtype=torch.bfloat16, device="cuda")
+    q, kv, slots = (on(to_torch(a), "cuda") for a in (listed.q, listed.x.kv, listed.indices))
+    out, lse = mla_decode_paged(
+        q, kv, indices=slots, num_splits=splits, backend="hopper", return_lse=True, out=buffer[1:5], **listed.x.options
+    )
+    assert_accurate(listed.dense, out[:, None].cpu(), lse[:, None].cpu())
+    assert bool((buffer[[0, 5]] == 7).all())
+
+
 @pytest.mark.parametrize("case", SIZES[2:8], ids=str)
 def test_the_emulator_gives_what_the_chip_gives(case: Case) -> None:
     """Both round P and the output to 16 bits; a tie may fall on either side."""
@@ -110,6 +131,8 @@ BALANCED = [
 def test_balanced(case: Case) -> None:
     x = case.build()
     options = {"balanced": True, "backend": "hopper", "return_lse": True, **x.options}
+    told = explain(mla_decode_paged, *x.torch("cuda"), **options)
+    assert told.config.ring.OVERHEAD == (2 if case.H * case.S <= 16 else 3)
     out, lse = mla_decode_paged(*x.torch("cuda"), **options)
     assert_accurate(x, out.cpu(), lse.cpu())
     assert {bits(mla_decode_paged(*x.torch("cuda"), **options)[0].cpu()) for _ in range(3)} == {bits(out.cpu())}

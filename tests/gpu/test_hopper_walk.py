@@ -70,6 +70,21 @@ def test_random_drafts(seed: int, wide_ends: None, monkeypatch: pytest.MonkeyPat
     repeats_and_is_accurate(random_case(seed, (17, 32)), monkeypatch)
 
 
+DEPTHS = [
+    Case((900, 0, 65, 20_000), (6, 2), 80, S=2), Case((700, 63, 1), (16, 1), 96, page=64, dtype="fp16"),
+    Case((3000, 17, 0, 500), (8, 8), 112, page=48, storage="hnd"), Case((3000, 9, 300), (8, 2), 96, S=8),
+    Case((700, 0, 5000), (4, 1), 112, S=8, dtype="fp16"), FeatureCase((5000, 0, 33), heads=(4, 2), D=80, sinks=True),
+    FeatureCase((5000, 0, 33, 4000), heads=(8, 1), D=112, S=4, sinks=True),
+    FeatureCase((9000, 70), heads=(32, 2), D=96, sinks=True, dtype="fp16"),
+]
+
+
+@pytest.mark.parametrize("case", DEPTHS, ids=str)
+def test_heads_of_other_columns(case: Case | FeatureCase, wide_ends: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By boxes filled up with zeros; sequences that many programs share, with sinks that one of them counts."""
+    repeats_and_is_accurate(case, monkeypatch)
+
+
 def repeats_and_is_accurate(case: Case | FeatureCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over NaN, nothing beside the results and the partial ones; twice with the same bits, and with a plan."""
     x = case.build()

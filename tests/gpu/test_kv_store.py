@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from four_bit_stores import FourBitStore, check_bytes
 from special_values import LIMITS, SPECIAL, assert_special, special_rows
 from store_cases import CASTS, COPIES, ROPED, SCALED, Step, Store, expected_slots
-from yardsticks import bits, nothing_waits
+from yardsticks import bits, nothing_waits, on
 
 from kvlab.attention import Rope, kv_store, kv_store_paged, mla_store_paged
 from kvlab.common.arrays import to_torch
@@ -192,6 +193,33 @@ def test_bad_slots_are_dropped_or_reported() -> None:
     torch.cuda.synchronize()
     changed = (kc.view(torch.int16) != before.view(torch.int16)).flatten(0, 1).flatten(1).any(1)
     assert set(torch.nonzero(changed).flatten().tolist()) <= set(slots.tolist())
+
+
+FOUR_BITS = [
+    FourBitStore("e2m1"), FourBitStore("e2m1", (48, 16), heads=1, tokens=70, source="bf16", page=16),
+    FourBitStore("int4"), FourBitStore("int4", (80, 6), heads=5, source="fp16", page=3),
+    FourBitStore("e2m1", (128, 128), heads=8, tokens=300, source="bf16", page=64),
+    FourBitStore("int4", (128, 64), heads=8, tokens=300, source="bf16", page=64),
+]
+
+
+@pytest.mark.parametrize("case", FOUR_BITS, ids=str)
+def test_caches_of_four_bits(case: FourBitStore) -> None:
+    """Codes and scales are the format's, every other byte between and around them stays, bad slots are dropped."""
+    arrays, options = case.build()
+    arrays[4][6] = 1 << 40
+    here = [to_torch(x) for x in arrays]
+    by = {name: to_torch(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    there = [on(x, "cuda") for x in here]
+    scales = {name: on(x, "cuda") if isinstance(x, torch.Tensor) else x for name, x in by.items()}
+    kv_store_paged(*there, **scales)
+    pairs = [*zip(here[2:4], there[2:4], strict=True), *((by[name], scales[name]) for name in by)]
+    for mine, theirs in pairs:
+        if isinstance(mine, torch.Tensor):
+            extent = 1 + sum((n - 1) * step for n, step in zip(mine.shape, mine.stride(), strict=True))
+            a, b = (x.as_strided((extent,), (1,)).view(torch.uint8) for x in (mine, theirs))
+            a.copy_(b)
+    check_bytes(case, arrays, options)
 
 
 def test_slots_beyond_32_bits() -> None:

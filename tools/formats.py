@@ -27,8 +27,9 @@ row.at(540)                                # what lies there, in words
 row.draw(row=True)
 ```
 
-Two formats of 4 bits, [kvlab.nvfp4](#nvfp4-rows) and [kvlab.int4](#int4-rows), are written by `kv_store_paged` and read
-by `mha_decode_paged` and `attend_paged`: values and scales are stored to the bit as `encode` gives them.
+Formats of 4 bits, [kvlab.nvfp4](#nvfp4-rows), [kvlab.int4](#int4-rows) and [kvlab.uint4](#uint4-rows), are written by
+`kv_store_paged` and read by `mha_decode_paged` and `attend_paged`: values and scales are stored to the bit as `encode`
+gives them; so are [flashinfer.nvfp4](#nvfp4-page) and [lmdeploy.int4](#int4-per-token), given as strided views.
 
 `agree(writer, reader)` proves from the strides that two formats put every element at the same place, or names the first
 that differs. `convert(a, b)` plans the byte copies between them, to pages of another size too; it refuses where bytes

@@ -35,6 +35,7 @@ _ORDERS = "vllm/v1/kv_cache_layout.py, KVCacheLayout"
 _AXES = {"L": "layer:{L}", "B": "page:{P}", "H": "head:{H}", "N": "slot:{N}", "C": "kv:2 dim:{D} kv.bf16"}
 _NHD, _HND = "page:{P} slot:{N} head:{H} dim:{D}", "page:{P} head:{H} slot:{N} dim:{D}"
 _MLA = "layer:{L} page:{P} "
+_TOKENS = "page:{P} slot:{N} head:{H}"
 
 
 def _order(name: str) -> Known:
@@ -239,6 +240,12 @@ CATALOGUE: dict[str, Known] = {
         "int4-rows", f"layer:{{L}} ({_NHD} k.s4, {_NHD} v.s4, page:{{P}} slot:{{N}} head:{{H}} k_scale.f32, "
         "page:{P} slot:{N} head:{H} v_scale.f32)",
         "symmetric int4 with a float32 scale of each token and head",
+        "kvlab: kvlab/attention/kv_store/__init__.py, kv_store_paged, writes it, mha_decode_paged reads it",
+    ),
+    "kvlab.uint4": Known(
+        "uint4-rows", f"layer:{{L}} ({_NHD} k.u4, {_NHD} v.u4, {_TOKENS} (k_scale.f32, k_min.f32), "
+        f"{_TOKENS} (v_scale.f32, v_min.f32))",
+        "asymmetric int4 with a float32 scale and minimum of each token and head, side by side",
         "kvlab: kvlab/attention/kv_store/__init__.py, kv_store_paged, writes it, mha_decode_paged reads it",
     ),
     "int8.per_channel": Known(

@@ -29,6 +29,8 @@ SHARED = {
     "mask.windowed": "BOUNDED",
     **{f"features.{name} is not None": f"{x.upper()}_SCALE == 'token'"
        for x in "kv" for name in (f"{x}_tokens", f"scales.{x}.tokens")},
+    **{f"features.{name} is {no}None": f"{'' if no else 'not '}{x.upper()}_OVER_MINIMA"
+       for x in "kv" for name in (f"{x}_minima", f"scales.{x}.minima") for no in ("", "not ")},
     **{f"numbers.{part} is not None": f"{part.upper()}_SCALED" for part in ("nope", "rope")},
     **{f"numbers.{part}": f"scales.{part}.number" for part in ("nope", "rope")},
     **{f"scales.{part}.scaled": f"{part.upper()}_SCALED" for part in ("nope", "rope")},

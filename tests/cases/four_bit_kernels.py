@@ -20,9 +20,9 @@ def convert_e2m1(quads_ptr, scale_ptr, out_ptr, n, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def convert_int4(quads_ptr, out_ptr, n, WIDTH: tl.constexpr):
+def convert_int4(quads_ptr, out_ptr, n, WIDTH: tl.constexpr, UNSIGNED: tl.constexpr):
     """A row of WIDTH elements."""
     at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    parts = quarters_of_int4(tl.load(quads_ptr + at), True)
+    parts = quarters_of_int4(tl.load(quads_ptr + at), True, UNSIGNED)
     for i in tl.static_range(4):
         tl.store(out_ptr + i * n + at, parts[i])

@@ -9,7 +9,7 @@ import numpy as np
 from store_cases import CANARY, filled
 
 from kvlab.attention import kv_store_paged
-from kvlab.formats import known_format
+from kvlab.formats import Format, known_format
 from kvlab.memory import as_dtype
 
 Array = np.ndarray[Any, Any]
@@ -19,7 +19,10 @@ NUMBERS = {"k": 0.65, "v": 2.1}
 
 @dataclass(frozen=True)
 class FourBitStore:
-    """A store of 4 bits, most tokens in slots of their own, some in none; canaries around."""
+    """A store of 4 bits, most tokens in slots of their own, some in none; canaries around. kind: "e2m1", "words" (V's
+    scales of blocks in the 4x4 order of flashinfer.nvfp4), "int4", "uint4" and "halves" (over minima, the latter in
+    float16 as lmdeploy.int4 has them).
+    """
 
     kind: str
     D: tuple[int, int] = (64, 96)
@@ -45,9 +48,16 @@ class FourBitStore:
             sources.append(x)
             bytes_ = D // 2
             written.append(filled((pages + 1, self.page + 1, self.heads + 1, bytes_ + 16), "uint8")[1:, 1:, 1:, 16:])
-            if self.kind == "e2m1":
-                scale = filled((pages, self.page + 1, self.heads, D // 16 + 3), "fp8")
-                options |= {f"{name}_block_scale": scale[:, 1:, :, :-3], f"{name}_scale": NUMBERS[name]}
+            if self.kind in ("e2m1", "words"):
+                scale = filled((pages, self.page + 1, self.heads, D // 16 + 3), "fp8")[:, 1:, :, :-3]
+                if self.kind == "words" and name == "v":  # pages, heads, fours, blocks, four slots
+                    fours = filled((pages, self.heads, self.page // 4 + 1, D // 16, 4), "fp8")[:, :, 1:]
+                    scale = fours.swapaxes(1, 2)
+                number = np.float32([NUMBERS[name]]) if self.kind == "words" else NUMBERS[name]
+                options |= {f"{name}_block_scale": scale, f"{name}_scale": number}
+            elif self.kind in ("uint4", "halves"):
+                pairs = filled((pages, self.page, self.heads + 2, 2), "fp16" if self.kind == "halves" else "fp32")
+                options |= {f"{name}_scale": pairs[:, :, 1:-1, 0], f"{name}_min": pairs[:, :, 1:-1, 1]}
             else:
                 options[f"{name}_scale"] = filled((pages, self.page, self.heads + 2), "fp32")[:, :, 1:-1]
         slots = rng.permutation(pages * self.page)[: self.tokens]
@@ -62,8 +72,15 @@ class FourBitStore:
 
 
 def encoded(kind: str, x: Array, name: str) -> tuple[Array, Array]:
-    """Bytes and scales of ``x`` ``[T, H, D]`` by the format."""
+    """Bytes and scales of ``x`` ``[T, H, D]`` by the format; over minima pairs of both."""
     T, H, D = x.shape
+    if kind in ("uint4", "halves"):
+        of_row = "dim:{} k.u4, (k_scale.{}, k_min.{})".format(D, *2 * ["f16" if kind == "halves" else "f32"])
+        rows = Format.parse(f"slot:{T} head:{H} ({of_row})")
+        with np.errstate(over="ignore", invalid="ignore"):
+            raw = rows.encode(x.astype(np.float32)).reshape(T, H, -1)
+        return raw[..., : D // 2], raw[..., D // 2 :]
+    kind = "e2m1" if kind == "words" else kind
     known = known_format("kvlab.nvfp4" if kind == "e2m1" else "kvlab.int4", pages=1, page_size=T, heads=H, dim=D)
     rows = x.astype(np.float32)[None, None]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -79,13 +96,23 @@ def check_bytes(case: FourBitStore, arrays: list[Array], options: dict[str, Any]
     page, slot = np.divmod(slots[token], case.page)
     for name, x, cache in zip("kv", arrays[:2], arrays[2:4], strict=True):
         codes, scales = encoded(case.kind, x, name)
-        scale = options[f"{name}_block_scale" if case.kind == "e2m1" else f"{name}_scale"]
-        scale = scale.view(np.uint8) if case.kind == "e2m1" else scale[..., None]
+        small = case.kind in ("e2m1", "words")
+        scale = options[f"{name}_block_scale" if small else f"{name}_scale"]
+        scale = scale.view(np.uint8) if small else scale[..., None]
+        written = [scale]
+        if f"{name}_min" in options:
+            written.append(options[f"{name}_min"][..., None])
         assert (cache[page, slot] == codes[token]).all()
-        assert (scale[page, slot].view(np.uint8) == scales[token].view(np.uint8)).all()
-        for array in (cache, scale):
+        if scale.ndim == 5:
+            assert (scale[page, slot // 4, :, :, slot % 4] == scales[token]).all()
+            scale[page, slot // 4, :, :, slot % 4] = CANARY
+        else:
+            stored = np.concatenate([np.ascontiguousarray(one[page, slot]).view(np.uint8) for one in written], -1)
+            assert (stored == scales[token].view(np.uint8)).all()
+        for array in (cache, *(written if scale.ndim < 5 else ())):
+            array[page, slot] = np.frombuffer(bytes([CANARY]) * array.itemsize, array.dtype)[0]
+        for array in (cache, *written):
             whole = array
             while isinstance(whole.base, np.ndarray):
                 whole = whole.base
-            array[page, slot] = np.frombuffer(bytes([CANARY]) * array.itemsize, array.dtype)[0]
             assert (whole.reshape(-1).view(np.uint8) == CANARY).all()

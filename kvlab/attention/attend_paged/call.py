@@ -38,7 +38,7 @@ class AttendPaged(PlannedCall, PrefillCall):
         Operand("qv", optional=True),
         Operand("out", strides="", optional=True),
     )
-    paged_scales = "k_scale", "v_scale", "k_block_scale", "v_block_scale"
+    paged_scales = "k_scale", "v_scale", "k_block_scale", "v_block_scale", "k_min", "v_min"
     out_may_be = "q"
     over_schedule = True
     q: Any

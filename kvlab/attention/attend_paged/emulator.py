@@ -13,7 +13,14 @@ from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import given_positions, key_count, key_range, padding, visible_end
 from kvlab.attention.features.qv import add_values_scores
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.features.scales import head_scale, key_scales, nope_scales, scale_weights, value_scales
+from kvlab.attention.features.scales import (
+    head_scale,
+    key_scales,
+    nope_scales,
+    over_minima,
+    scale_weights,
+    value_scales,
+)
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.decode import decode_cta
@@ -196,7 +203,8 @@ def walk(
             rows = batch, head, token, is_row, first, limit
             where = lo + pad, hi + pad  #- programs
             cta: Any = decode_cta(  #- programs
-                arch, config.tiles, k_cache, v_cache, batch, kv_head, where, traffic, qv=features.qv is not None
+                arch, config.tiles, k_cache, v_cache, batch, kv_head, where, traffic, qv=features.qv is not None,
+                minima=scales.k.minima is not None,
             )
             q, unit = load_rows(cta, q_array, (batch[:, None], q_row, head), is_row, problem.each)
             if features.qv is not None:
@@ -211,6 +219,7 @@ def walk(
             by_head = np.ones((len(batch), 1), np.float32)
             if scales.nope.scaled:
                 by_head = head_scale(scales.nope.number, scales.nope.heads, batch, kv_head)[:, None]
+            q_sum = cta.row_sums(q)
             m, l = start_rows(features.sinks, head, opens <= start)
             o = cta.zeros()
             for at in ragged_range(lo, hi, BN):
@@ -234,6 +243,7 @@ def walk(
                     by_value = by_value * value_scales(features, page, slot, kv_head, exists)
                     s = add_values_scores(s, second, unit, second_unit, by_key, by_value)
                 scale = key_scales(features, page, slot, kv_head, exists)
+                s = over_minima(s, scale, q_sum, features, page, slot, kv_head, exists)
                 s = adjust(s, factor, slope, scale, features, position, key)
                 #: mask -> s    keys that a row does not see
                 s = hide(s, rows, key, features, mask.windowed)
@@ -245,6 +255,7 @@ def walk(
                     v = cta.load_v(active)
                 by_block = value_blocks(features, page, slot, kv_head, exists)
                 #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+                o = cta.add_minima(p, o, features, page, slot, kv_head, exists)
                 p = scale_weights(p, features, page, slot, kv_head, exists)
                 o = cta.accumulate(p, v, o, active, by_block)
             #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf

@@ -25,6 +25,7 @@ from kvlab.attention.features.kernel import (
     key_scales,
     log_sum,
     nope_scales,
+    over_minima,
     padding,
     row_count,
     row_terms,
@@ -51,7 +52,12 @@ from kvlab.attention.mha_decode.kernel import (
 from kvlab.attention.schedule.config import list_parts
 from kvlab.attention.schedule.kernel import item_blocks, team_items, unit_size, units_of
 from kvlab.attention.schedule.kernel import launch as make_list
-from kvlab.attention.tiles.four_bits.kernel import key_blocks, value_blocks
+from kvlab.attention.tiles.four_bits.kernel import (
+    add_minima,
+    key_blocks,
+    row_sums,
+    value_blocks,
+)
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx
 from kvlab.attention.tiles.strides import PageStrides, RowStrides, in_units, leading_strides
 from kvlab.triton_support.dependents import wait_for_launch_before
@@ -257,8 +263,9 @@ def walk(
                 by_head = head_scale(
                     numbers.nope, features.nope_heads, numbers.nope_scale_batch, numbers.nope_scale_head, batch, kv_head
                 )
+            q_sum = row_sums(q, C.BLOCKS)
             m, l = start_rows(features.sinks, head, opens <= start)
-            o = zeros(BM, C.V0, C.V1, C.EACH)
+            o = zeros(BM, C.V0, C.V1, C.EACH, C.BLOCKS)
             for at in range(lo, hi, BN):
                 #: load_k -> k    the K tile of these pages, DRAM -> shared memory
                 key = at + tl.arange(0, BN)
@@ -287,6 +294,7 @@ def walk(
                     by_value = by_value * value_scales(features, numbers, page, slot, kv_head, exists)
                     s = add_values_scores(s, second, unit, second_unit, by_key, by_value)
                 scale = key_scales(features, numbers, page, slot, kv_head, exists)
+                s = over_minima(s, scale, q_sum, features, numbers, page, slot, kv_head, exists)
                 s = adjust(s, factor, slope, scale, features, numbers, position, key)
                 #: mask -> s    keys that a row does not see
                 s = hide(s, rows, key, features, numbers, C.BOUNDED)
@@ -301,6 +309,7 @@ def walk(
                     )
                 by_block = value_blocks(features, numbers, page, slot, kv_head, exists, C)
                 #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+                o = add_minima(p, o, features, numbers, page, slot, kv_head, exists)
                 p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
                 o = accumulate(p, v, o, by_block, C.EACH, C.BLOCKS, C.PTX)
             #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
@@ -312,7 +321,7 @@ def walk(
             l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
             #: store    the result, or a partial one where the item is cut; one without a key is left alone
             whole = (opens <= start) & (stop <= closes)
-            o = normalise(o, l, sees)
+            o = normalise(o, l, sees, C.BLOCKS)
             store_rows(
                 o_ptr, (batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head) * C.UNIT,
                 is_row & whole, o, C.DV, C.EACH,

@@ -208,4 +208,7 @@ def check_layout_of_scale(name: str, scale: Any, cache: Any) -> None:
     if min(getattr(scale, "ndim", 0), getattr(cache, "ndim", 0)) > 2:
         shape, pages = tuple(map(int, scale.shape)), tuple(map(int, cache.shape[:3]))
         accepted = f"{shown(pages)}, ..., as kv_layout 'HND' has {name[0]}_cache"
+        if len(shape) == 5:  # the 4x4 order of scales of blocks
+            pages = *pages[:2], pages[2] // 4
+            accepted = f"{shown(pages)}, ..., four slots of k_cache side by side".replace("k_", f"{name[0]}_")
         require(shape[:3] == pages, f"{name} has shape {shape}", accepted)

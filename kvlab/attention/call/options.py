@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 from kvlab.attention.features.options import (
-    BlockScaleOptions,
     FeatureOptions,
+    FourBitOptions,
     LatentFeatureOptions,
     QueriedValuesOptions,
 )
@@ -44,7 +44,7 @@ class SplitOptions(RunOptions, total=False):
     mask_value: float
 
 
-class DecodeOptions(QueriedValuesOptions, FeatureOptions, BlockScaleOptions, SplitOptions, total=False):
+class DecodeOptions(QueriedValuesOptions, FeatureOptions, FourBitOptions, SplitOptions, total=False):
     """Keywords of ``mha_decode_paged``."""
 
     backend: Backend
@@ -75,14 +75,14 @@ class PrefillOptions(FeatureOptions, RunOptions, total=False):
     backend: Backend
 
 
-class PagedPrefillOptions(QueriedValuesOptions, PrefillOptions, total=False):
+class PagedPrefillOptions(QueriedValuesOptions, PrefillOptions, FourBitOptions, total=False):
     """Keywords of ``mha_prefill_paged``."""
 
     plan: Schedule | None
     kv_layout: KVLayout
 
 
-class AttendOptions(QueriedValuesOptions, FeatureOptions, BlockScaleOptions, RunOptions, total=False):
+class AttendOptions(QueriedValuesOptions, FeatureOptions, FourBitOptions, RunOptions, total=False):
     """Keywords of ``attend_paged``."""
 
     plan: Schedule | None
@@ -121,7 +121,7 @@ class StoreOptions(TypedDict, total=False):
     traffic: Traffic | None
 
 
-class PagedStoreOptions(BlockScaleOptions, StoreOptions, total=False):
+class PagedStoreOptions(FourBitOptions, StoreOptions, total=False):
     """Keywords of ``kv_store_paged``."""
 
 

@@ -9,7 +9,7 @@ from .bias import bias_numbers
 from .positions import positions_stride
 from .qv import qv_strides
 from .resolve import Features
-from .scales import block_bytes, block_strides, scale_strides, sequence_stride
+from .scales import block_bytes, block_strides, minima_strides, scale_strides, sequence_stride
 
 
 class FeatureArrays(NamedTuple):
@@ -34,6 +34,8 @@ class FeatureArrays(NamedTuple):
     rope_tokens: Any = None
     k_blocks: Any = None
     v_blocks: Any = None
+    k_minima: Any = None
+    v_minima: Any = None
 
 
 class FeatureNumbers(NamedTuple):
@@ -82,6 +84,12 @@ class FeatureNumbers(NamedTuple):
     v_block_page: int | None
     v_block_token: int | None
     v_block_head: int | None
+    k_min_page: int | None
+    k_min_token: int | None
+    k_min_head: int | None
+    v_min_page: int | None
+    v_min_token: int | None
+    v_min_head: int | None
 
 
 def feature_arrays(features: Features) -> FeatureArrays:
@@ -91,7 +99,7 @@ def feature_arrays(features: Features) -> FeatureArrays:
         mask.valid, mask.leftpad, mask.positions, mask.bias, features.sinks, features.slopes, features.temperature,
         features.qv, scales.q.heads, scales.k.heads, scales.k.tokens, scales.v.heads, scales.v.tokens,
         scales.nope.heads, scales.nope.tokens, scales.rope.heads, scales.rope.tokens,
-        block_bytes(scales.k), block_bytes(scales.v),
+        block_bytes(scales.k), block_bytes(scales.v), scales.k.minima, scales.v.minima,
     )
 
 
@@ -106,6 +114,6 @@ def feature_numbers(features: Features, *, ragged: bool = False) -> FeatureNumbe
         scale_strides(scales.q).head,
         *(step for one in (scales.k, scales.v, *parts) for step in scale_strides(one, ragged=ragged)),
         *qv_strides(features.qv),
-        *block_strides(scales)[1],
+        *block_strides(scales)[1], *minima_strides(scales),
     )
     return FeatureNumbers(*numbers)

@@ -25,9 +25,11 @@ from .rope import rotate_kernel as rotate
 from .scales import head_scale_kernel as head_scale
 from .scales import key_scales_kernel as key_scales
 from .scales import nope_scales_kernel as nope_scales
+from .scales import over_minima_kernel as over_minima
 from .scales import rope_scales_kernel as rope_scales
 from .scales import scale_weights_kernel as scale_weights
 from .scales import value_scales_kernel as value_scales
+from .scales import weighted_minima_kernel as weighted_minima
 from .scores import adjust_kernel as adjust
 from .scores import hide_kernel as hide
 from .scores import row_terms_kernel as row_terms
@@ -35,6 +37,6 @@ from .sinks import start_rows_kernel as start_rows
 
 globals().update(compiled(
     triton.jit, tl, add_values_scores, adjust, given_positions, head_scale, hide, in_pages, in_slots, key_count,
-    key_range, key_scales, log_sum, nope_scales, packed_rows, padding, rope_scales, rotate, row_count, row_of,
-    row_terms, scale_weights, split_keys, start_rows, value_scales, visible_end, weigh,
+    key_range, key_scales, log_sum, nope_scales, over_minima, packed_rows, padding, rope_scales, rotate, row_count,
+    row_of, row_terms, scale_weights, split_keys, start_rows, value_scales, visible_end, weigh, weighted_minima,
 ))

@@ -37,11 +37,13 @@ class QueriedValuesOptions(TypedDict, total=False):
     qv: Array | None
 
 
-class BlockScaleOptions(TypedDict, total=False):
+class FourBitOptions(TypedDict, total=False):
     """Keywords of calls that take K and V of 4 bits."""
 
     k_block_scale: Array | None
     v_block_scale: Array | None
+    k_min: Array | None
+    v_min: Array | None
 
 
 DOCUMENTATION = {
@@ -54,9 +56,10 @@ DOCUMENTATION = {
     "temperature": temperature.DOCUMENTATION,
     "q_scale, k_scale, v_scale": scales.DOCUMENTATION,
     "k_block_scale, v_block_scale": scales.BLOCK_DOCUMENTATION,
+    "k_min, v_min": scales.MINIMA_DOCUMENTATION,
 }
 """Name -> what it is, a paragraph of plain text."""
 NAMES = (
-    *QueriedValuesOptions.__annotations__, *FeatureOptions.__annotations__, *BlockScaleOptions.__annotations__
+    *QueriedValuesOptions.__annotations__, *FeatureOptions.__annotations__, *FourBitOptions.__annotations__
 )
 DEFAULTS = {name: 0.0 if name == "softcap" else None for name in NAMES}

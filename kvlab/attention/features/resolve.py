@@ -16,7 +16,7 @@ from kvlab.attention.features.leftpad import check_of_sequences
 from kvlab.attention.features.masks import MaskPlan
 from kvlab.attention.features.positions import positions_of_rows
 from kvlab.attention.features.qv import qv_of_rows
-from kvlab.attention.features.scales import Scale, Scales, latent_scales, resolve_scales, scale_of, with_blocks
+from kvlab.attention.features.scales import Scale, Scales, latent_scales, of_codes, resolve_scales, scale_of
 from kvlab.attention.features.sinks import resolve_sinks
 from kvlab.attention.features.softcap import resolve_softcap
 from kvlab.attention.features.temperature import resolve_temperature
@@ -52,13 +52,14 @@ class Features:
     def with_arrays(
         self, q: Any, k: Any, v: Any, *, leftpad_k: Any = None, q_positions: Any = None, sinks: Any = None,
         alibi_slopes: Any = None, temperature: Any = None, qv: Any = None, q_scale: Any = None, k_scale: Any = None,
-        v_scale: Any = None, k_block_scale: Any = None, v_block_scale: Any = None,
+        v_scale: Any = None, k_block_scale: Any = None, v_block_scale: Any = None, k_min: Any = None,
+        v_min: Any = None,
     ) -> Features:
         """The mask and softcap of a call with what else another call of its kind asks for, which needs no check."""
         heads = int(k.shape[-2])
         scales = Scales(
-            scale_of(q_scale, q, heads, by_token=False), with_blocks(scale_of(k_scale, k, heads), k_block_scale),
-            with_blocks(scale_of(v_scale, v, heads), v_block_scale),
+            scale_of(q_scale, q, heads, by_token=False), of_codes(scale_of(k_scale, k, heads), k_block_scale, k_min),
+            of_codes(scale_of(v_scale, v, heads), v_block_scale, v_min),
         )
         mask = self.mask
         if leftpad_k is not None or q_positions is not None:
@@ -91,7 +92,7 @@ class Features:
         found = (
             self.mask.valid, self.mask.leftpad, self.mask.positions, self.mask.bias, self.sinks, self.slopes,
             self.temperature, self.qv,
-            *(array for scale in vars(self.scales).values() for array in (scale.array, scale.blocks)),
+            *(a for scale in vars(self.scales).values() for a in (scale.array, scale.blocks, scale.minima)),
         )
         return tuple(array for array in found if array is not None)
 

@@ -6,7 +6,9 @@ are ignored. Numbers and scales of heads go into the softmax scale and the epilo
 S and P.
 
 Keys and values of 4 bits are bytes, the first of two columns in the low half: e2m1 where scales of blocks are given
-(NVFP4: e4m3, of 16 columns each; they multiply the tile where it is converted), integers from -8 to 7 otherwise.
+(NVFP4: e4m3, of 16 columns each; they multiply the tile where it is converted), integers from 0 to 15 where minima of
+tokens are (``code * scale + minimum``; products are of ``code - 8``, what is missing is added to the sums), integers
+from -8 to 7 otherwise.
 
 Operations call :func:`resolve_scales` and hand the :class:`Scales` to all siblings.
 """
@@ -22,11 +24,11 @@ from kvlab.attention.call.checks import check_array, check_strides, finite_numbe
 from kvlab.attention.tiles.masked import load
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.strides import PageStrides, in_units
-from kvlab.common.arrays import dtype_of, same_place
-from kvlab.common.checks import require
+from kvlab.common.arrays import address_of, dtype_of, element_strides, same_place
+from kvlab.common.checks import require, shown
 from kvlab.common.torch_here import is_torch, torch_here
 from kvlab.formats.stored import STORED
-from kvlab.memory import float8_e4m3fn, float32
+from kvlab.memory import float8_e4m3fn, float16, float32
 from kvlab.staging import Fragments
 
 if TYPE_CHECKING:
@@ -40,11 +42,19 @@ DOCUMENTATION = (
 )
 BLOCK_DOCUMENTATION = (
     "of K and V of uint8, two e2m1 a byte, both or none: float8_e4m3fn ``[pages, page_size, Hkv, D / 16]`` (NVFP4), "
-    "finite and not negative, of 16 columns each, besides k_scale and v_scale; without them uint8 is two integers, -8 "
-    "to 7"
+    "not negative, of 16 columns each, besides k_scale and v_scale; those of four slots side by side (the 4x4 order) "
+    "are ``[pages, page_size / 4, Hkv, D / 16, 4]``; without them uint8 is two integers, -8 to 7"
+)
+MINIMA_DOCUMENTATION = (
+    "of K and V of uint8, both or none: ``[pages, page_size, Hkv]`` as k_scale and v_scale then are, all float32 or "
+    "float16: codes are integers from 0 to 15, and the true K is ``code * k_scale + k_min``"
 )
 BLOCK = 16
 """Columns of 4 bits that share an e4m3 scale."""
+SIDE_BY_SIDE = 4
+"""Slots whose scales of a block lie side by side in the 4x4 order."""
+MIDDLE = 8.0
+"""What a code over minima is converted less: numbers of either sign, as of integers without minima."""
 BLOCK_UNIT = 2.0**7
 """Columns with scales of blocks over this are multiplied, all exact in float16."""
 P_SCALE = 2.0**8
@@ -54,13 +64,15 @@ P_SCALE = 2.0**8
 @dataclass(frozen=True, eq=False)
 class Scale:
     """``number`` times the element of ``heads`` ``[Hkv]`` or ``[B, Hkv]``, or of ``tokens`` (K's or V's shape without
-    its last axis), times that of ``blocks``, e4m3 of each 16 columns.
+    its last axis), times that of ``blocks``, e4m3 of each 16 columns; to which that of ``minima``, as of tokens, is
+    added.
     """
 
     number: float = 1.0
     heads: Any = None
     tokens: Any = None
     blocks: Any = None
+    minima: Any = None
 
     @property
     def kind(self) -> str:
@@ -84,7 +96,7 @@ class Scale:
 
     def values(self, cache: Any, where: Any) -> Any:
         """The rows ``where`` of K or V as they are before :meth:`at`: of 4 bits the numbers of their codes, times the
-        scales of their blocks; float64, NumPy.
+        scales of their blocks or, over minima, as they are; float64, NumPy.
 
         >>> cache = np.array([[0x21, 0xF8]], np.uint8)
         >>> Scale().values(cache, 0).tolist(), Scale(blocks=np.array([[2.0]], float8_e4m3fn)).values(cache, 0).tolist()
@@ -94,14 +106,17 @@ class Scale:
         if not is_four_bits(cache):
             return rows
         codes = np.stack([rows & 15, rows >> 4], -1).reshape(*rows.shape[:-1], columns_of(cache))
+        if self.minima is not None:
+            step, least = (np.asarray(x[where], np.float64)[..., None] for x in (self.tokens, self.minima))
+            return STORED["u4"].numbers(codes) * step + least
         if self.blocks is None:
             return STORED["s4"].numbers(codes).astype(np.float64)
-        by = np.repeat(np.asarray(self.blocks[where]).astype(np.float64), BLOCK, -1)[..., : codes.shape[-1]]
+        by = np.repeat(np.asarray(by_slot(self.blocks)[where]).astype(np.float64), BLOCK, -1)[..., : codes.shape[-1]]
         return STORED["e2m1"].numbers(codes) * by
 
     def at(self, where: Any, sequence: int = 0) -> Any:
         """The scales ``[Hkv]`` or ``[n, Hkv]`` of the rows ``where`` of K or V of a sequence, float64, NumPy."""
-        if self.array is None:
+        if self.array is None or self.minima is not None:
             return np.float64(self.number)
         found = self.tokens[where] if self.heads is None else self.heads
         return np.asarray(found[sequence] if self.by_sequence else found, np.float64) * self.number
@@ -165,7 +180,7 @@ def columns_of(array: Any) -> int:
 
 def resolve_scales(
     q: Any, k: Any, v: Any, batch: int, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
-    k_block_scale: Any = None, v_block_scale: Any = None,
+    k_block_scale: Any = None, v_block_scale: Any = None, k_min: Any = None, v_min: Any = None,
 ) -> Scales:
     """The scales of q, k ``[.., Hkv, D]`` and v of ``batch`` sequences; ValueError for what is no scale of theirs.
 
@@ -179,11 +194,12 @@ def resolve_scales(
     """
     heads = int(k.shape[-2])
     check_block_scales(k, v, k_block_scale, v_block_scale)
-    return Scales(
-        resolve_scale("q_scale", q_scale, q, batch, heads, None),
-        with_blocks(resolve_scale("k_scale", k_scale, k, batch, heads, tuple(k.shape[:-1])), k_block_scale),
-        with_blocks(resolve_scale("v_scale", v_scale, v, batch, heads, tuple(v.shape[:-1])), v_block_scale),
-    )
+    check_minima(k, v, k_scale, v_scale, k_min, v_min, blocks=k_block_scale is not None)
+    given = ("k_scale", k_scale, k, k_block_scale, k_min), ("v_scale", v_scale, v, v_block_scale, v_min)
+    return Scales(resolve_scale("q_scale", q_scale, q, batch, heads, None), *(
+        of_codes(resolve_scale(name, scale, of, batch, heads, tuple(of.shape[:-1]), minima is not None), blocks, minima)
+        for name, scale, of, blocks, minima in given
+    ))
 
 
 def check_block_scales(k: Any, v: Any, k_block_scale: Any, v_block_scale: Any) -> None:
@@ -207,30 +223,105 @@ def check_block_scales(k: Any, v: Any, k_block_scale: Any, v_block_scale: Any) -
         check_array(name, scale)
         same_place(**{name: scale, of: array})
         require(is_fp8(scale), f"{name} has dtype {scale.dtype}", "float8_e4m3fn")
-        shape, expected = tuple(scale.shape), (*array.shape[:-1], columns_of(array) // BLOCK)
-        require(shape == tuple(map(int, expected)), f"{name} has shape {shape}",
-                f"{tuple(map(int, expected))}, one of each {BLOCK} columns of {of}")
+        rows, blocks = tuple(map(int, array.shape[:-1])), columns_of(array) // BLOCK
+        check_blocks_of_rows(name, scale, rows, blocks, f"one of each {BLOCK} columns of {of}")
+
+
+def check_blocks_of_rows(name: str, scale: Any, rows: tuple[int, ...], blocks: int, what: str) -> None:
+    """ValueError for scales that are not ``[pages, page_size, Hkv, blocks]`` of these rows, or in the 4x4 order
+    ``[pages, page_size / 4, Hkv, blocks, 4]``, whose fours are words.
+    """
+    shape = tuple(map(int, scale.shape))
+    if len(shape) != 5:
+        require(shape == (*rows, blocks), f"{name} has shape {shape}", f"{(*rows, blocks)}, {what}")
         check_strides(name, scale)
+        return
+    pages, slots, heads = rows
+    whole = slots % SIDE_BY_SIDE == 0
+    require(whole, f"{name} in the 4x4 order with pages of {slots}", f"of pages of a multiple of {SIDE_BY_SIDE} slots")
+    expected = pages, slots // SIDE_BY_SIDE, heads, blocks, SIDE_BY_SIDE
+    require(shape == expected, f"{name} has shape {shape}", f"{expected}, {what}, of four slots side by side")
+    strides = element_strides(scale, name)
+    words = strides[-2:] == (SIDE_BY_SIDE, 1) and not any(step % SIDE_BY_SIDE for step in (*strides[:-2],))
+    words = words and min(strides) >= 0 and address_of(scale) % SIDE_BY_SIDE == 0
+    require(words, f"{name} has strides {strides}", "words of four bytes, those of a head one after the other")
 
 
-def with_blocks(scale: Scale, blocks: Any) -> Scale:
-    """A scale and those of blocks."""
-    return scale if blocks is None else replace(scale, blocks=blocks)
+def check_minima(
+    k: Any, v: Any, k_scale: Any, v_scale: Any, k_min: Any, v_min: Any, *, blocks: bool
+) -> None:
+    """ValueError for minima that are not of K and V of 4 bits, both or none, and beside scales of tokens.
+
+    >>> k, some = np.zeros((4, 16, 2, 32), np.uint8), np.ones((4, 16, 2), np.float32)
+    >>> check_minima(k, k, some, some, some, some, blocks=False)
+    >>> check_minima(k, k, 1.0, some, some, some, blocks=False)
+    Traceback (most recent call last):
+        ...
+    ValueError: k_scale is 1.0: must be of shape (4, 16, 2), as k_min is
+    """
+    given = {"k_min": k_min, "v_min": v_min}
+    missing = [name for name, least in given.items() if least is None]
+    if len(missing) == 2:
+        return
+    beside = " and ".join(name for name in given if name not in missing)
+    require(not missing, f"{''.join(missing)} is None", f"given with {beside}: K and V are of one format")
+    for (name, least), of, array, scale in zip(given.items(), "kv", (k, v), (k_scale, v_scale), strict=True):
+        require(is_four_bits(array), f"{name} with {of} of dtype {array.dtype}", "left out: of uint8, two codes a byte")
+        require(not blocks, f"{name} with {of}_block_scale", "one of them: e2m1 has no minimum")
+        check_array(name, least)
+        same_place(**{name: least, of: array})
+        expected = tuple(map(int, array.shape[:-1]))
+        shape = tuple(map(int, getattr(scale, "shape", ())))
+        found = f"is {shown(scale)}" if not shape else f"has shape {shape}"
+        require(shape == expected, f"{of}_scale {found}", f"of shape {expected}, as {name} is")
+        shape = tuple(map(int, least.shape))
+        require(shape == expected, f"{name} has shape {shape}", f"{expected}, one of each token and head of {of}")
+        kind = dtype_of(least, name)
+        require(kind in (float32, float16), f"{name} has dtype {least.dtype}", "float32 or float16")
+        alike = dtype_of(scale, f"{of}_scale") == kind
+        require(alike, f"{of}_scale has dtype {scale.dtype}", f"that of {name}, {least.dtype}")
+
+
+def of_codes(scale: Scale, blocks: Any, minima: Any = None) -> Scale:
+    """A scale, those of blocks and minima, of codes of 4 bits."""
+    return scale if blocks is None and minima is None else replace(scale, blocks=blocks, minima=minima)
+
+
+def by_slot(blocks: Any) -> Any:
+    """Scales of blocks ``[pages, page_size, Hkv, D / 16]``, a copy of those in the 4x4 order; NumPy.
+
+    >>> by_slot(np.arange(8).reshape(1, 1, 1, 2, 4))[0, :, 0].tolist()
+    [[0, 4], [1, 5], [2, 6], [3, 7]]
+    """
+    if blocks.ndim < 5:
+        return blocks
+    pages, fours, heads, columns, each = blocks.shape
+    return np.asarray(blocks).transpose(0, 1, 4, 2, 3).reshape(pages, fours * each, heads, columns)
 
 
 def block_bytes(scale: Scale) -> Any:
-    """The scales of blocks, torch tensors, as bytes: kernels for sm_80 know no e4m3. None where there are none."""
-    return None if scale.blocks is None else scale.blocks.view(torch_here().uint8)
+    """The scales of blocks, torch tensors, as bytes: kernels for sm_80 know no e4m3; in the 4x4 order as words of four.
+    None where there are none.
+    """
+    if scale.blocks is None:
+        return None
+    torch = torch_here()
+    return scale.blocks.view(torch.uint8) if scale.blocks.ndim < 5 else scale.blocks.view(torch.int32)[..., 0]
 
 
-def resolve_scale(name: str, scale: Any, of: Any, batch: int, heads: int, tokens: tuple[int, ...] | None) -> Scale:
-    """The scale ``name`` of the array ``of`` with ``heads`` heads in ``batch`` sequences, or of each of ``tokens``."""
+def resolve_scale(
+    name: str, scale: Any, of: Any, batch: int, heads: int, tokens: tuple[int, ...] | None, half: bool = False
+) -> Scale:
+    """The scale ``name`` of the array ``of`` with ``heads`` heads in ``batch`` sequences, or of each of ``tokens``;
+    ``half``: it may be of float16.
+    """
     if scale is not None and is_scaled(of):
         if not (is_torch(scale) or isinstance(scale, np.ndarray)):
             return Scale(finite_number(scale, name, "a finite number that float32 holds, or an array"))
         check_array(name, scale)
         same_place(**{name: scale, name.partition("_")[0]: of})
-        require(dtype_of(scale, name) == float32, f"{name} has dtype {scale.dtype}", "float32")
+        fits = dtype_of(scale, name) in (float32, float16)[: 1 + half]
+        require(fits, f"{name} has dtype {scale.dtype}", "float32")
         shape = tuple(int(n) for n in scale.shape)
         last = f" or [B = {batch}, {heads}]"
         if tokens is not None:
@@ -270,15 +361,23 @@ def scale_strides(scale: Scale, *, ragged: bool = False) -> PageStrides:
 
 def block_strides(scales: Scales) -> tuple[int, list[int | None]]:
     """(unit, strides): strides of the scales of blocks of K and of V, torch tensors, of the axes but the last, in the
-    unit of ``in_units``; 0 and None where there are none.
+    unit of ``in_units``, those of the 4x4 order in words; None where there are none, the unit then 0, or -1 over
+    minima.
 
     >>> block_strides(Scales())
     (0, [None, None, None, None, None, None])
     """
     if scales.k.blocks is None:
-        return 0, [None] * 6
-    unit, strides = in_units(*(one.blocks.stride()[:3] for one in (scales.k, scales.v)))
+        return -int(scales.k.minima is not None), [None] * 6
+    unit, strides = in_units(*(block_bytes(one).stride()[:3] for one in (scales.k, scales.v)))
     return unit, [step for steps in strides for step in steps]
+
+
+def minima_strides(scales: Scales) -> list[int | None]:
+    """Strides of the minima of K's and V's tokens, torch tensors; None where there are none."""
+    if scales.k.minima is None:
+        return [None] * 6
+    return [*scales.k.minima.stride(), *scales.v.minima.stride()]
 
 
 def sequence_stride(scale: Scale) -> int | None:
@@ -311,7 +410,7 @@ def token_scale(scale_array: Array | None, at: tuple[Any, ...], exists: Array) -
     """Scales ``[P, BN]`` of keys at the index ``at``, 0 for those that do not exist; 1 where there are none."""
     scale = np.ones(1, np.float32)
     if scale_array is not None:
-        scale = load(scale_array, at, mask=exists, other=0.0)
+        scale = load(scale_array, at, mask=exists, other=0.0).astype(np.float32)
     return scale
 
 
@@ -331,6 +430,28 @@ def scale_weights(p: Fragments, features: Any, page: Array, slot: Array, kv_head
         scale = value_scales(features, page, slot, kv_head, exists)
         p = p.with_values(p.values * p.by_column(scale))
     return p
+
+
+def over_minima(
+    s: Fragments, scale: Array, q_sum: Array, features: Any, page: Array, slot: Array, kv_head: Array, exists: Array
+) -> Fragments:
+    """Products with K of codes less the middle, as products with K: times the ``scale`` of its tokens, over their
+    minima, ``[P, BN]``. ``q_sum`` ``[P, BM]``: sums of the rows of q. ``features``: Features.
+    """
+    if features.scales.k.minima is not None:
+        least = token_scale(features.scales.k.minima, (page, slot, kv_head[:, None]), exists)
+        more = s.by_row(q_sum) * s.by_column(least + scale * np.float32(MIDDLE))
+        s = s.with_values(s.values * s.by_column(scale) + more)
+    return s
+
+
+def weighted_minima(
+    p: Fragments, features: Any, page: Array, slot: Array, kv_head: Array, exists: Array
+) -> Fragments:
+    """Weights times what codes of V's tokens less the middle lack; ``features``: Features, with minima."""
+    scale = value_scales(features, page, slot, kv_head, exists)
+    least = token_scale(features.scales.v.minima, (page, slot, kv_head[:, None]), exists)
+    return p.with_values(p.values * p.by_column(least + scale * np.float32(MIDDLE)))
 
 
 def nope_scales(features: Any, page: Array, slot: Array, kv_head: Array, exists: Array) -> Array:
@@ -355,7 +476,7 @@ def token_scale_kernel(scale_ptr, first, at, exists):
     """Scales ``[BN]`` of keys at the offsets ``first + at``, as of ``token_scale``."""
     scale = 1.0
     if scale_ptr is not None:
-        scale = tl.load(scale_ptr + first + at, mask=exists, other=0.0)
+        scale = tl.load(scale_ptr + first + at, mask=exists, other=0.0).to(tl.float32)
     return scale
 
 
@@ -377,6 +498,24 @@ def scale_weights_kernel(p, features, numbers, page, slot, kv_head, exists):
         scale = value_scales_kernel(features, numbers, page, slot, kv_head, exists)
         p = p * scale[None, :]
     return p
+
+
+def over_minima_kernel(s, scale, q_sum, features, numbers, page, slot, kv_head, exists):
+    """Products ``[BM, BN]`` with K, as of ``over_minima``."""
+    if features.k_minima is not None:
+        at = page * numbers.k_min_page + slot * numbers.k_min_token  #- address
+        least = token_scale_kernel(features.k_minima, kv_head * numbers.k_min_head, at, exists)
+        more = q_sum[:, None] * (least + scale * MIDDLE)[None, :]
+        s = s * scale[None, :] + more
+    return s
+
+
+def weighted_minima_kernel(p, features, numbers, page, slot, kv_head, exists):
+    """Weights ``[BM, BN]`` as of ``weighted_minima``."""
+    scale = value_scales_kernel(features, numbers, page, slot, kv_head, exists)
+    at = page * numbers.v_min_page + slot * numbers.v_min_token  #- address
+    least = token_scale_kernel(features.v_minima, kv_head * numbers.v_min_head, at, exists)
+    return p * (least + scale * MIDDLE)[None, :]
 
 
 def nope_scales_kernel(features, numbers, page, slot, kv_head, exists):

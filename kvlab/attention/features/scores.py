@@ -66,7 +66,7 @@ def adjust(
     ``[P, BN]``.
     """
     s = s * s.by_row(factor)
-    if features.scales.k.tokens is not None:
+    if features.scales.k.tokens is not None and features.scales.k.minima is None:
         s = s * s.by_column(scale)
     if features.softcap > 0:
         s = cap(s, features.softcap)
@@ -140,7 +140,7 @@ def row_terms_kernel(scale_log2, features, numbers, batch, kv_head, head):
 def adjust_kernel(s, factor, slope, scale, features, numbers, position, key):
     """Products of rows at ``position`` ``[BM]`` and keys ``[BN]`` as scores, as of ``adjust``."""
     s = s * factor
-    if features.k_tokens is not None:
+    if features.k_tokens is not None and features.k_minima is None:
         s = s * scale[None, :]
     if numbers.softcap is not None:
         s = cap_kernel(s, numbers.softcap)

@@ -36,12 +36,16 @@ def kv_store_paged(
                   become the largest of the format, with every kind of scale and without
     k_granularity, v_granularity  dims of a block, ``ceil(D / n)`` if None
     k_block_scale, v_block_scale  of caches of 4 bits in e2m1 (NVFP4): float8_e4m3fn ``[pages, page_size, H, D / 16]``,
-                  computed of 16 dims each, largest finite magnitude / 6, of what k_scale or v_scale, a number or None
-                  for 1, divides; and written. Without them 4 bits are integers from -7 to 7, rounded half away from
-                  zero, and k_scale or v_scale is float32 ``[pages, page_size, H]``, computed as the largest finite
-                  magnitude of the token's head / 7, and written. The bytes are those of the formats ``kvlab.nvfp4``
-                  and ``kvlab.int4``. Infinities become the largest of the format. A NaN is a ValueError (see
-                  ``check``); what nobody looks at gets a scale that is NaN
+                  computed of 16 dims each, largest finite magnitude / 6, of what k_scale or v_scale, a number, float32
+                  ``[1]`` or None for 1, divides; and written. ``[pages, page_size / 4, H, D / 16, 4]``: those of four
+                  slots side by side, the 4x4 order of ``flashinfer.nvfp4``. Without them 4 bits are integers from -7
+                  to 7, rounded half away from zero, and k_scale or v_scale is float32 ``[pages, page_size, H]``,
+                  computed as the largest finite magnitude of the token's head / 7, and written. The bytes are those
+                  of the formats ``kvlab.nvfp4`` and ``kvlab.int4``. Infinities become the largest of the format. A
+                  NaN is a ValueError (see ``check``); what nobody looks at gets a scale that is NaN
+    k_min, v_min  of caches of 4 bits: as k_scale and v_scale, float32 or float16, all computed and written: the least
+                  of the token's head and its reach over that / 15; codes are integers from 0 to 15, as those of
+                  ``kvlab.uint4`` and ``lmdeploy.int4``
     rope          :class:`~kvlab.attention.Rope` that turns K on its way, in float32; with ``positions`` ``[T]``
     kv_layout     "NHD", or "HND": pages (and scales of tokens) have the heads before the tokens of a page
     backend       "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);

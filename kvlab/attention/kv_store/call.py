@@ -22,7 +22,16 @@ from kvlab.common.checks import require
 from kvlab.common.torch_here import is_torch
 from kvlab.hardware import get_arch
 
-from .config import FOUR_BITS, BlockScales, CosSin, StoreProblem, StoreTables, choose_config, widest_vector
+from .config import (
+    FOUR_BITS,
+    BlockScales,
+    CosSin,
+    ScalesAndMinima,
+    StoreProblem,
+    StoreTables,
+    choose_config,
+    widest_vector,
+)
 from .inputs import LIMITS, USUAL, Names, StoreFacts, StoreInputs, store_inputs
 from .mla_rows import mla_windows
 from .values import check_values
@@ -37,8 +46,8 @@ class Store(Call[None]):
     operation = "kv_store"
     returns = "None"
     writes = (
-        "k_cache", "v_cache", "cache", "k_scale", "v_scale", "k_block_scale", "v_block_scale", "scale", "blocks",
-        "scales",
+        "k_cache", "v_cache", "cache", "k_scale", "v_scale", "k_block_scale", "v_block_scale", "k_min", "v_min",
+        "scale", "blocks", "scales",
     )
     title: str = "kv_store"
     names: Names = USUAL
@@ -49,6 +58,8 @@ class Store(Call[None]):
     v_scale: Any = None
     k_block_scale: Any = None
     v_block_scale: Any = None
+    k_min: Any = None
+    v_min: Any = None
     four_bits: bool = False
     granularity: tuple[int | None, int | None] = (None, None)
     pages: int | None = None
@@ -108,6 +119,8 @@ class Store(Call[None]):
             vec_out=[
                 _vector(a, D // n, G // n) for (_, a, _), D, G, n in zip(sides, widths, blocks, pack, strict=True)
             ],
+            fours=[getattr(scale, "ndim", 0) == 5 for scale in (x.k_block_scale, x.v_block_scale)],
+            loads=[not isinstance(getattr(scale, "number", 1.0), float) for _, _, scale in sides],
             batch=0 if x.lens is None else int(x.lens.shape[0]),
             processors=machine(x.k.device)[1] if on_gpu(x.k) else 132, **rope,
         )
@@ -141,11 +154,11 @@ def store_of_rows(
 
 def store_of_pages(
     k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *, k_scale: Any, v_scale: Any, kv_layout: str,
-    k_block_scale: Any = None, v_block_scale: Any = None, **more: Any,
+    k_block_scale: Any = None, v_block_scale: Any = None, k_min: Any = None, v_min: Any = None, **more: Any,
 ) -> Store:
     """The store into pages of any layout."""
     pages = {"k_cache": k_cache, "v_cache": v_cache, "k_scale": k_scale, "v_scale": v_scale,
-             "k_block_scale": k_block_scale, "v_block_scale": v_block_scale}
+             "k_block_scale": k_block_scale, "v_block_scale": v_block_scale, "k_min": k_min, "v_min": v_min}
     pages = {name: kv_view(x, kv_layout) for name, x in pages.items()}
     return Store(k=k, v=v, where=slot_mapping, four_bits=True, **pages, **more)
 
@@ -211,8 +224,8 @@ def _mla_parts(k: Any, v: Any, cache: Any, scales: Any) -> tuple[Any, Any, Any, 
 def _quant(scale: Any, cache: Any) -> str:
     if scale is None or isinstance(scale, float):
         return "none" if scale is None else "number"
-    if isinstance(scale, BlockScales):
-        return "e2m1"
+    if isinstance(scale, BlockScales | ScalesAndMinima):
+        return "e2m1" if isinstance(scale, BlockScales) else "uint4"
     return "tensor" if scale.ndim == 1 else "int4" if is_four_bits(cache) else "block"
 
 

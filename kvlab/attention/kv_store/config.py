@@ -26,7 +26,7 @@ LAUNCH = ("kernel:launch", "emulator:launch")
 SMALLEST = 2.0**-100
 """A block whose largest magnitude is less is quantised as if it were this: its scale has a finite reciprocal."""
 
-FOUR_BITS = {"e2m1": 6.0, "int4": 7.0}
+FOUR_BITS = {"e2m1": 6.0, "int4": 7.0, "uint4": 15.0}
 """Formats of 4 bits, two columns a byte, and the largest magnitude that is stored of each."""
 
 MOST_ELEMENTS, LEAST_ELEMENTS = 1024, 512
@@ -41,9 +41,10 @@ class StoreSide(NamedTuple):
 
     D dims of a head, G of a block, ``blocks`` of a head, BR rows of a program, BG = G rounded up to a power of two.
     quant: "none" (copy, or a plain cast), "number" and "tensor" (one scale, given), "block" (a scale for each row,
-    computed and stored); of 4 bits "e2m1" (the row's scale in e4m3, of what a number divides) and "int4" (float32).
-    limit: largest magnitude of the format of 8 or 4 bits. vec_in, vec_out: elements of a vector that every row of the
-    source and of the cache is a multiple of. pack: dims of an element of the cache.
+    computed and stored); of 4 bits "e2m1" (the row's scale in e4m3, of what a number divides), "int4" (float32) and
+    "uint4" (a scale and a minimum). limit: largest magnitude of the format of 8 or 4 bits. vec_in, vec_out: elements of
+    a vector that every row of the source and of the cache is a multiple of. pack: dims of an element of the cache.
+    fours: scales of four slots lie side by side. loads: the number is in memory.
     """
 
     D: int
@@ -56,6 +57,8 @@ class StoreSide(NamedTuple):
     vec_in: int = 1
     vec_out: int = 1
     pack: int = 1
+    fours: bool = False
+    loads: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,40 +95,54 @@ NO_ANGLES = CosSin()
 
 
 class BlockScales(NamedTuple):
-    """Scales of e2m1: ``number`` is given, ``blocks`` are computed: e4m3, of 16 dims each, of what it divides."""
+    """Scales of e2m1: ``number`` is given, or an array of one; ``blocks`` are computed: e4m3, of 16 dims each, of what
+    it divides.
+    """
 
-    number: float
+    number: Any
     blocks: Any
 
 
+class ScalesAndMinima(NamedTuple):
+    """Scale and minimum of each token and head, computed for integers from 0 to 15."""
+
+    scales: Any
+    minima: Any
+
+
 class StoreScales(NamedTuple):
-    """Scales of K and V as programs take them: arrays, given or computed, or None; and a number, 1 / that given as
-    one, for e2m1 what values are divided by.
+    """Scales of K and V as programs take them: arrays, given or computed, or None; minima likewise; and a number, 1 /
+    that given as one, for e2m1 what values are divided by, perhaps a tensor of one.
     """
 
     k: Any
     v: Any
-    k_number: float
-    v_number: float
+    k_min: Any
+    v_min: Any
+    k_number: Any
+    v_number: Any
 
     @classmethod
     def of(cls, k_scale: Any, v_scale: Any) -> StoreScales:
-        """Of the scales of a launch: None, a number, an array or ``BlockScales``, whose e4m3 become bytes, since
-        kernels for sm_80 know no others.
+        """Of the scales of a launch: None, a number, an array, ``ScalesAndMinima`` or ``BlockScales``, whose e4m3
+        become bytes, since kernels for sm_80 know no others.
 
         >>> StoreScales.of(4.0, None)
-        StoreScales(k=None, v=None, k_number=0.25, v_number=1.0)
+        StoreScales(k=None, v=None, k_min=None, v_min=None, k_number=0.25, v_number=1.0)
         """
-        (k, k_number), (v, v_number) = map(_as_taken, (k_scale, v_scale))
-        return cls(k, v, k_number, v_number)
+        (k, k_min, k_number), (v, v_min, v_number) = map(_as_taken, (k_scale, v_scale))
+        return cls(k, v, k_min, v_min, k_number, v_number)
 
 
-def _as_taken(scale: Any) -> tuple[Any, float]:
+def _as_taken(scale: Any) -> tuple[Any, Any, Any]:
     if isinstance(scale, BlockScales):
-        return viewed(scale.blocks, uint8, "scales of blocks"), scale.number
+        number = float(scale.number[0]) if isinstance(scale.number, np.ndarray) else scale.number
+        return viewed(scale.blocks, uint8, "scales of blocks"), None, number
+    if isinstance(scale, ScalesAndMinima):
+        return *scale, 1.0
     if isinstance(scale, float):
-        return None, float(np.float32(1) / np.float32(scale))
-    return scale, 1.0
+        return None, None, float(np.float32(1) / np.float32(scale))
+    return scale, None, 1.0
 
 
 class StoreSizes(NamedTuple):
@@ -189,7 +206,8 @@ def widest_vector(itemsize: int, *multiples: int) -> int:
 def choose_config(
     problem: StoreProblem, *, form: str, page_size: int, quant: Iterable[str] = ("none", "none"),
     limit: Iterable[float] = (0.0, 0.0), vec_in: Iterable[int] = (1, 1), vec_out: Iterable[int] = (1, 1),
-    pack: Iterable[int] = (1, 1), batch: int = 0, processors: int = 132, **rope: object,
+    pack: Iterable[int] = (1, 1), fours: Iterable[bool] = (False, False), loads: Iterable[bool] = (False, False),
+    batch: int = 0, processors: int = 132, **rope: object,
 ) -> StoreConfig:
     """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
 
@@ -212,7 +230,7 @@ def choose_config(
     sides = [
         StoreSide(D, G, BG, max(1, -(-D // G)), BR, *more)
         for D, G, BG, BR, *more in zip(
-            problem.D, problem.G, widths, tile, quant, limit, vec_in, vec_out, pack, strict=True
+            problem.D, problem.G, widths, tile, quant, limit, vec_in, vec_out, pack, fours, loads, strict=True
         )
     ]
     programs = max(-(-n // BR) if D else 0 for n, BR, D in zip(rows, tile, problem.D, strict=True))

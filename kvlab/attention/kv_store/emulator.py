@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features.rope import rotate
-from kvlab.attention.tiles.four_bits.emulator import code_of_float, code_of_int4, halves_joined, number_of_e4m3
+from kvlab.attention.features.scales import SIDE_BY_SIDE
+from kvlab.attention.tiles.four_bits.emulator import (
+    code_of_float,
+    code_of_int4,
+    code_of_uint4,
+    halves_joined,
+    number_of_e4m3,
+)
 from kvlab.attention.tiles.masked import load
 from kvlab.attention.tiles.strides import PageStrides, RowStrides
 from kvlab.hardware import get_arch
@@ -49,15 +56,24 @@ def target(array: Array, page: Array, slot: Array, head: Array, last: Array, VEC
     """Element offset of each row in the cache, ``last`` the dim, or in its scales, ``last`` the block; other steps in
     vectors.
     """
-    *steps, last_step = steps_of(array, VEC)  #- launch
+    *steps, last_step = steps_of(array, VEC)[:4]  #- launch
     strides = PageStrides(*steps)  #- launch
     at = page * strides.page + slot * strides.token + head.astype(np.int64) * strides.head
     return at * VEC + last.astype(np.int64) * last_step
 
 
+def scale_target(array: Array, page: Array, slot: Array, head: Array, block: Array, side: StoreSide) -> Array:
+    """Element offset of the scale of each row's block; those of four slots may lie side by side."""
+    at = target(array, page, slot // SIDE_BY_SIDE if side.fours else slot, head, block, 1)
+    if side.fours:
+        at = at + slot % SIDE_BY_SIDE
+    return at
+
+
 def steps_of(array: Array, VEC: int) -> list[int]:
     """Strides of ``array`` in vectors of VEC elements, that of the last axis in elements."""
-    return [stride // array.itemsize // VEC for stride in array.strides[:-1]] + [array.strides[-1] // array.itemsize]
+    steps = [stride // array.itemsize for stride in array.strides]
+    return [*(step // VEC for step in steps[:3]), *steps[3:]]
 
 
 def sequence_of(token: Array, where_array: Array, batch: int, BB: int, BITS: int) -> Array:
@@ -126,9 +142,13 @@ def given(scale_array: Array | None, head: Array, side: StoreSide) -> Array:
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # past float32 is infinity; 0 times that is NaN
 def quantise(
-    x: Array, scale: Array, scale_array: Array | None, number: float, side: StoreSide
-) -> tuple[Array, Array]:
-    """``x`` divided by its scale, and the scale, which is computed here for "block" and 4 bits, as it is stored."""
+    x: Array, inside: Array, scale: Array, scale_array: Array | None, least_array: Array | None, number: float,
+    side: StoreSide,
+) -> tuple[Array, Array, Array]:
+    """``x`` divided by its scale, and the scale and the minimum of "uint4", which are computed here for "block" and 4
+    bits, as they are stored. ``inside``: the dims that there are.
+    """
+    least = scale
     if side.quant == "number":
         x = x.astype(np.float32) * np.float32(number)
     elif side.quant == "tensor":
@@ -148,8 +168,20 @@ def quantise(
         magnitude = np.abs(x)
         finite = np.where(magnitude <= LARGEST_TOP, magnitude, np.float32(0))
         lost = (x != x).astype(np.int32).max(axis=-1) > 0
-        top = finite.max(axis=-1)
-        x = np.where(magnitude <= LARGEST_TOP, x, np.where(x > 0, top[..., None], -top[..., None]))
+        if side.quant == "uint4":
+            assert isinstance(least_array, np.ndarray)
+            some = inside & (magnitude <= LARGEST_TOP)
+            low = np.where(some, x, LARGEST_TOP).min(axis=-1)
+            high = np.where(some, x, -LARGEST_TOP).max(axis=-1)
+            low, high = np.where(low <= high, low, np.float32(0)), np.where(low <= high, high, np.float32(0))
+            x = np.where(magnitude <= LARGEST_TOP, x, np.where(x > 0, high[..., None], low[..., None]))
+            least = low.astype(least_array.dtype).astype(np.float32)
+            x = x - least[..., None]
+            top = np.where(inside, np.abs(x), np.float32(0)).max(axis=-1)
+            least = np.where(lost, float("nan"), least)
+        else:
+            top = finite.max(axis=-1)
+            x = np.where(magnitude <= LARGEST_TOP, x, np.where(x > 0, top[..., None], -top[..., None]))
         step = top / np.float32(side.limit)
         if side.quant == "e2m1":
             code = np.minimum(code_of_float(step, 3, 7), np.int32(126))
@@ -158,7 +190,7 @@ def quantise(
         else:
             scale = np.where(lost, float("nan"), step)
         x = x * np.where(step != 0, np.float32(1) / step, 0.0)[..., None]
-    return x, scale
+    return x, scale, least
 
 
 def stored(row: Array, side: StoreSide) -> tuple[Array, Array, Array]:
@@ -180,6 +212,8 @@ def convert(x: Array, dtype: np.dtype[Any], side: StoreSide) -> Array:
         return halves_joined(code)
     elif side.quant == "int4":
         return halves_joined(code_of_int4(x, side.limit))
+    elif side.quant == "uint4":
+        return halves_joined(code_of_uint4(x, side.limit))
     else:
         if x.dtype != dtype and dtype.itemsize == 1:
             x = np.clip(x.astype(np.float32), -side.limit, side.limit)  #- instruction
@@ -195,7 +229,7 @@ def append(
     K, V = config.k, config.v  #- launch
     where, lens, table, positions = tables  #- launch
     cos_array, sin_array = cos_sin  #- launch
-    k_scale_array, v_scale_array, k_number, v_number = scales  #- launch
+    k_scale_array, v_scale_array, k_min_array, v_min_array, k_number, v_number = scales  #- launch
     (program,) = program_ids(config.grid())  # [P]
     k_row = program[:, None] * K.BR + np.arange(K.BR, dtype=np.int32)  # [P, BR]
     v_row = program[:, None] * V.BR + np.arange(V.BR, dtype=np.int32)
@@ -231,7 +265,7 @@ def append(
         assert sin_array is not None
         v = rotate(v, v_array, v_from, v_dim, v_inside, v_position, v_new, cos_array, sin_array, config)
     #: quantise_v -> v, v_scale    divided by the scale, rounded once to the cache's format
-    v, v_scale = quantise(v, v_scale, v_scale_array, v_number, V)
+    v, v_scale, v_least = quantise(v, v_inside, v_scale, v_scale_array, v_min_array, v_number, V)
     v = convert(v, v_cache.dtype, V)
     #: store_v    registers -> DRAM, before K, which may wait for its angles; rows without a slot write nothing
     v_first, v_element, v_exists = stored(v_row, V)
@@ -242,15 +276,19 @@ def append(
     )
     if V.quant == "block" or V.pack == 2:
         assert isinstance(v_scale_array, np.ndarray)
-        v_scale_at = target(v_scale_array, v_page, v_slot, v_head_idx, v_row % V.blocks, 1)
+        v_scale_at = scale_target(v_scale_array, v_page, v_slot, v_head_idx, v_row % V.blocks, V)
         store_vectors(v_scale_array, v_scale_at, v_scale, mask=v_live, count=count("v_scale"))
+    if V.quant == "uint4":
+        assert isinstance(v_min_array, np.ndarray)
+        v_least_at = scale_target(v_min_array, v_page, v_slot, v_head_idx, v_row % V.blocks, V)
+        store_vectors(v_min_array, v_least_at, v_least, mask=v_live, count=count("v_min"))
     #: rope_k -> k    where K is the roped side
     if config.rope == "k":
         assert cos_array is not None
         assert sin_array is not None
         k = rotate(k, k_array, k_from, k_dim, k_inside, k_position, k_new, cos_array, sin_array, config)
     #: quantise_k -> k, k_scale    as V
-    k, k_scale = quantise(k, k_scale, k_scale_array, k_number, K)
+    k, k_scale, k_least = quantise(k, k_inside, k_scale, k_scale_array, k_min_array, k_number, K)
     k = convert(k, k_cache.dtype, K)
     #: store_k    as V
     k_first, k_element, k_exists = stored(k_row, K)
@@ -261,8 +299,12 @@ def append(
     )
     if K.quant == "block" or K.pack == 2:
         assert isinstance(k_scale_array, np.ndarray)
-        k_scale_at = target(k_scale_array, k_page, k_slot, k_head_idx, k_row % K.blocks, 1)
+        k_scale_at = scale_target(k_scale_array, k_page, k_slot, k_head_idx, k_row % K.blocks, K)
         store_vectors(k_scale_array, k_scale_at, k_scale, mask=k_live, count=count("k_scale"))
+    if K.quant == "uint4":
+        assert isinstance(k_min_array, np.ndarray)
+        k_least_at = scale_target(k_min_array, k_page, k_slot, k_head_idx, k_row % K.blocks, K)
+        store_vectors(k_min_array, k_least_at, k_least, mask=k_live, count=count("k_min"))
 
 
 def launch(

@@ -12,18 +12,17 @@ from kvlab.attention.call.checks import (
     check_array,
     check_arrays,
     check_integers,
-    check_strides,
     check_writeable,
     finite_number,
 )
 from kvlab.attention.features.rope import Rope, check_rope
-from kvlab.attention.features.scales import BLOCK, columns_of, is_four_bits
+from kvlab.attention.features.scales import BLOCK, check_blocks_of_rows, columns_of, is_four_bits
 from kvlab.common.arrays import dtype_of, element_strides
 from kvlab.common.checks import count, require
 from kvlab.common.torch_here import is_torch
-from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32
+from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32
 
-from .config import BlockScales
+from .config import BlockScales, ScalesAndMinima
 
 LIMITS = {float8_e4m3fn: 448.0, float8_e5m2: 57344.0}
 SCALES = (float32, bfloat16)
@@ -51,6 +50,8 @@ class Names(NamedTuple):
     v_scale: str = "v_scale"
     k_block_scale: str = "k_block_scale"
     v_block_scale: str = "v_block_scale"
+    k_min: str = "k_min"
+    v_min: str = "v_min"
 
 
 USUAL = Names()
@@ -62,7 +63,8 @@ class StoreInputs:
 
     where: slots ``[T]``, row offsets ``[B + 1]`` or valid lengths ``[B]``, as ``form`` says; lens and table with the
     latter two. k_scale, v_scale: None, a float, an array ``[1]`` or ``[H]`` (given scales),
-    ``[pages, page_size, H, n]`` (scales that are computed, one for each ``granularity`` dims), or ``BlockScales``.
+    ``[pages, page_size, H, n]`` (scales that are computed, one for each ``granularity`` dims), ``BlockScales`` or
+    ``ScalesAndMinima``, the latter ``[pages, page_size, H, 1]`` both.
     """
 
     k: Any
@@ -97,10 +99,23 @@ class StoreInputs:
         """Computed scales of V's blocks of e2m1."""
         return self.v_scale.blocks if isinstance(self.v_scale, BlockScales) else None
 
+    @property
+    def k_min(self) -> Any:
+        """Computed minima of K's tokens."""
+        return self.k_scale.minima if isinstance(self.k_scale, ScalesAndMinima) else None
+
+    @property
+    def v_min(self) -> Any:
+        """Computed minima of V's tokens."""
+        return self.v_scale.minima if isinstance(self.v_scale, ScalesAndMinima) else None
+
     def arrays(self) -> dict[str, Any]:
         """The arguments that are arrays."""
         found = {name: getattr(self, name) for name in Names._fields}
-        return {name: a for name, a in found.items() if a is not None and not isinstance(a, float | BlockScales)}
+        for name in ("k_scale", "v_scale"):
+            if isinstance(found[name], BlockScales | ScalesAndMinima):
+                found[name] = found[name][0]
+        return {name: a for name, a in found.items() if a is not None and not isinstance(a, float)}
 
 
 class StoreFacts(NamedTuple):
@@ -124,16 +139,16 @@ class StoreFacts(NamedTuple):
     def inputs(self, call: StoreArguments) -> StoreInputs:
         """The arguments of another such call, as ``store_inputs`` puts them."""
         k, v, k_cache, v_cache, v_scale = call.k, call.v, call.k_cache, call.v_cache, call.v_scale
-        k_blocks, v_blocks = call.k_block_scale, call.v_block_scale
+        (k_blocks, v_blocks), (k_min, v_min) = (call.k_block_scale, call.v_block_scale), (call.k_min, call.v_min)
         if self.no_v:
-            v, v_cache, v_scale, v_blocks = k, k_cache, None, None
+            v, v_cache, v_scale, v_blocks, v_min = k, k_cache, None, None, None
         if self.form != "padded":
             k, v = k[None], v[None]
         cos, sin = (None, None) if call.rope is None else (call.rope.cos, call.rope.sin)
         return StoreInputs(
             k, v, k_cache, v_cache, call.where, lens=call.lens, table=call.table, positions=call.positions, cos=cos,
-            sin=sin, k_scale=_with_blocks(_scale("", call.k_scale, k.shape[2])[0], k_blocks),
-            v_scale=_with_blocks(_scale("", v_scale, k.shape[2])[0], v_blocks), **self._asdict(),
+            sin=sin, k_scale=_of_codes(_scale("", call.k_scale, k.shape[2])[0], k_blocks, k_min),
+            v_scale=_of_codes(_scale("", v_scale, k.shape[2])[0], v_blocks, v_min), **self._asdict(),
         )
 
 
@@ -154,6 +169,8 @@ class StoreArguments(Protocol):
     v_scale: Any
     k_block_scale: Any
     v_block_scale: Any
+    k_min: Any
+    v_min: Any
     four_bits: bool
     granularity: tuple[int | None, int | None]
     pages: int | None
@@ -168,9 +185,9 @@ def store_inputs(call: StoreArguments) -> StoreInputs:
     """Check the arguments of a store, all but their values. ValueError that names argument, value and rule."""
     k, v, k_cache, v_cache, v_scale, rope = call.k, call.v, call.k_cache, call.v_cache, call.v_scale, call.rope
     names, form, on_k = call.names, call.form, call.rope_on == "k"
-    k_blocks, v_blocks = call.k_block_scale, call.v_block_scale
+    (k_blocks, v_blocks), (k_min, v_min) = (call.k_block_scale, call.v_block_scale), (call.k_min, call.v_min)
     if v is None:
-        v, v_cache, v_scale, v_blocks = k, k_cache, None, None
+        v, v_cache, v_scale, v_blocks, v_min = k, k_cache, None, None, None
     require(rope is None or isinstance(rope, Rope), f"rope is a {type(rope).__name__}", "a kvlab.attention.Rope")
     for name, array in ((names.k_cache, k_cache), (names.v_cache, v_cache), (names.where, call.where)):
         check_array(name, array)
@@ -189,12 +206,13 @@ def store_inputs(call: StoreArguments) -> StoreInputs:
     require(v.shape[:3] == k.shape[:3], f"{names.v} has shape {tuple(v.shape)}", alike)
     k_scale, k_given = _scale(names.k_scale, call.k_scale, H)
     v_scale, v_given = _scale(names.v_scale, v_scale, H)
-    for name, blocks in ((names.k_block_scale, k_blocks), (names.v_block_scale, v_blocks)):
-        if blocks is not None:
-            check_array(name, blocks)
+    computed = (names.k_block_scale, k_blocks), (names.v_block_scale, v_blocks), (names.k_min, k_min)
+    for name, array in (*computed, (names.v_min, v_min)):
+        if array is not None:
+            check_array(name, array)
     x = StoreInputs(
         k, v, k_cache, v_cache, call.where, form, shape[0] if call.pages is None else call.pages, call.lens, call.table,
-        call.positions, k_scale=_with_blocks(k_scale, k_blocks), v_scale=_with_blocks(v_scale, v_blocks),
+        call.positions, k_scale=_of_codes(k_scale, k_blocks, k_min), v_scale=_of_codes(v_scale, v_blocks, v_min),
         no_v=call.v is None, strict=call.strict, names=names,
     )
     if rope is not None:
@@ -205,10 +223,10 @@ def store_inputs(call: StoreArguments) -> StoreInputs:
     check_arrays({getattr(names, name): array for name, array in x.arrays().items()})
     _check_side(names.k, names.k_cache, k, k_cache, call.four_bits, names.k_cache, shape)
     _check_side(names.v, names.v_cache, v, v_cache, call.four_bits, names.k_cache, shape)
-    n_k = _granularity(names.k_scale, "k_granularity", k_scale, k_given, k_cache, call.granularity[0], k_blocks)
-    n_v = n_k if call.v is None else _granularity(
-        names.v_scale, "v_granularity", v_scale, v_given, v_cache, call.granularity[1], v_blocks
-    )
+    sides = (names.k_scale, "k_granularity", k_scale, k_given, k_cache, call.granularity[0], k_blocks, k_min), (
+        names.v_scale, "v_granularity", v_scale, v_given, v_cache, call.granularity[1], v_blocks, v_min)
+    n_k = _granularity(*sides[0])
+    n_v = n_k if call.v is None else _granularity(*sides[1])
     x = replace(x, granularity=(n_k, n_v))
     _check_where(x, B, S)
     if rope is not None:
@@ -271,47 +289,56 @@ def _scale(name: str, scale: Any, heads: int) -> tuple[Any, bool]:
     return (scale[..., None] if scale.ndim == 3 else scale), False
 
 
-def _with_blocks(scale: Any, blocks: Any) -> Any:
-    """The scale of a side: of e2m1 the number, 1 if there is none, and the scales of blocks."""
+def _of_codes(scale: Any, blocks: Any, minima: Any) -> Any:
+    """The scale of a side: of e2m1 the number, 1 if there is none, and the scales of blocks; or with minima."""
+    if minima is not None:
+        return ScalesAndMinima(scale, minima[..., None] if minima.ndim == 3 else minima)
     return scale if blocks is None else BlockScales(1.0 if scale is None else scale, blocks)
 
 
-def _four_bit_granularity(name: str, scale: Any, given: bool, cache: Any, blocks: Any) -> int:
+def _four_bit_granularity(name: str, scale: Any, given: bool, cache: Any, blocks: Any, minima: Any) -> int:
     """Dims that share a computed scale of a cache of 4 bits."""
     rows, D = tuple(cache.shape[:3]), columns_of(cache)
     found = "None" if scale is None else f"a number, {scale}" if isinstance(scale, float) else f"of {scale.dtype}"
+    label, least = name.replace("scale", "block_scale"), name.replace("scale", "min")
     if blocks is None:
-        fits = scale is not None and not given and tuple(scale.shape) == (*rows, 1) and dtype_of(scale, name) == float32
-        shape = "" if scale is None or isinstance(scale, float) else f" and shape {tuple(scale.shape)}"
+        kinds = (float32,) if minima is None else (float32, float16)
+        fits = scale is not None and not given and tuple(scale.shape) == (*rows, 1) and dtype_of(scale, name) in kinds
+        more = "" if scale is None or isinstance(scale, float) else f" and shape {tuple(scale.shape)}"
+        beside = f"float32 {rows}, computed for each token and head of integers of 4 bits, or beside {label}"
         require(
-            fits, f"{name} is {found}{shape}", f"float32 {rows}, computed for each token and head of integers of 4 "
-            f"bits, or beside {name.replace('scale', 'block_scale')}",
+            fits, f"{name} is {found}{more}",
+            beside if minima is None else f"float32 or float16 {rows}, computed for each token and head, as {least}",
         )
         check_writeable(name, scale)
+        if minima is not None:
+            shape = tuple(minima.shape)
+            require(shape in (rows, (*rows, 1)), f"{least} has shape {shape}", f"{rows}, computed as {name} is")
+            alike = dtype_of(minima, least) == dtype_of(scale, name)
+            require(alike, f"{least} has dtype {minima.dtype}", f"that of {name}, {scale.dtype}")
+            check_writeable(least, minima)
         return D
-    label, expected = name.replace("scale", "block_scale"), (*rows, D // BLOCK)
-    require(scale is None or isinstance(scale, float), f"{name} is {found}", f"a number or None, beside {label}")
+    require(minima is None, f"{least} with {label}", "one of them: e2m1 has no minimum")
+    one = scale is None or isinstance(scale, float) or (tuple(scale.shape) == (1,) and dtype_of(scale, name) == float32)
+    require(one, f"{name} is {found}", f"a number, float32 [1] or None, beside {label}")
     require(D % BLOCK == 0, f"{label} with heads of {D}", f"of a multiple of {BLOCK} dims")
     require(dtype_of(blocks, label) == float8_e4m3fn, f"{label} has dtype {blocks.dtype}", "float8_e4m3fn")
-    require(
-        tuple(blocks.shape) == expected, f"{label} has shape {tuple(blocks.shape)}",
-        f"{expected}, one of each {BLOCK} dims",
-    )
-    check_strides(label, blocks)
+    check_blocks_of_rows(label, blocks, tuple(map(int, rows)), D // BLOCK, f"one of each {BLOCK} dims")
     check_writeable(label, blocks)
     return BLOCK
 
 
 def _granularity(
-    name: str, label: str, scale: Any, given: bool, cache: Any, granularity: int | None, blocks: Any
+    name: str, label: str, scale: Any, given: bool, cache: Any, granularity: int | None, blocks: Any, minima: Any
 ) -> int:
     """Dims that share a scale: the whole head unless scales are computed."""
     D, bits = int(cache.shape[3]), dtype_of(cache, "cache")
     if bits == np.uint8:
         require(granularity is None, f"{label} {granularity}", "left out: the format says it")
-        return _four_bit_granularity(name, scale, given, cache, blocks)
-    block_label = name.replace("scale", "block_scale")
-    require(blocks is None, f"{block_label} with a cache of {cache.dtype}", "left out: of uint8, two e2m1 a byte")
+        return _four_bit_granularity(name, scale, given, cache, blocks, minima)
+    for other, array in (("block_scale", blocks), ("min", minima)):
+        of_codes = f"{name.replace('scale', other)} with a cache of {cache.dtype}"
+        require(array is None, of_codes, f"left out: of uint8, two {'e2m1' if other != 'min' else 'codes'} a byte")
     computed = scale is not None and not given
     require(computed or granularity is None, f"{label} {granularity}", f"left out, unless {name} is computed")
     granularity = None if granularity is None else count(label, granularity, least=1)

@@ -9,7 +9,14 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.features.kernel import rotate
-from kvlab.attention.tiles.four_bits.kernel import code_of_float, code_of_int4, halves_joined, number_of_e4m3
+from kvlab.attention.tiles.four_bits.kernel import (
+    SIDE_BY_SIDE,
+    code_of_float,
+    code_of_int4,
+    code_of_uint4,
+    halves_joined,
+    number_of_e4m3,
+)
 from kvlab.attention.tiles.strides import AngleStrides, PageStrides, RowStrides, ScaleStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -73,6 +80,15 @@ def target(page, slot, head, last, strides, last_step, VEC: tl.constexpr):
 
 
 @triton.jit
+def scale_target(page, slot, head, block, strides, side: tl.constexpr):
+    """Element offset of the scale of each row's block; those of four slots may lie side by side."""
+    at = target(page, slot // SIDE_BY_SIDE if side.fours else slot, head, block, strides, strides.block, 1)
+    if side.fours:
+        at = at + slot % SIDE_BY_SIDE
+    return at
+
+
+@triton.jit
 def stored(row, side: tl.constexpr):
     """Number of the first element of each row in its head, numbers of the others from there, and which exist: an
     element holds ``side.pack`` dims.
@@ -91,6 +107,8 @@ def convert(x, dtype: tl.constexpr, side: tl.constexpr):
         return halves_joined(code)
     elif side.quant == "int4":
         return halves_joined(code_of_int4(x, side.limit))
+    elif side.quant == "uint4":
+        return halves_joined(code_of_uint4(x, side.limit))
     else:
         return x.to(dtype)
 
@@ -156,8 +174,11 @@ def given(scale_ptr, strides, head, side: tl.constexpr):
 
 
 @triton.jit
-def quantise(x, scale, scale_ptr, number, side: tl.constexpr):
-    """``x`` divided by its scale, and the scale, which is computed here for "block" and 4 bits, as it is stored."""
+def quantise(x, inside, scale, scale_ptr, least_ptr, number, side: tl.constexpr):
+    """``x`` divided by its scale, and the scale and the minimum of "uint4", which are computed here for "block" and 4
+    bits, as they are stored. ``inside``: the dims that there are.
+    """
+    least = scale
     if side.quant == "number":
         x = x.to(tl.float32) * number
     elif side.quant == "tensor":
@@ -172,12 +193,25 @@ def quantise(x, scale, scale_ptr, number, side: tl.constexpr):
     elif side.pack == 2:
         x = x.to(tl.float32)
         if side.quant == "e2m1":
+            if side.loads:
+                number = tl.load(number)  #- launch
             x = tl.div_rn(x, number)
         magnitude = tl.abs(x)
         finite = tl.where(magnitude <= LARGEST_TOP, magnitude, 0.0)
         lost = tl.max((x != x).to(tl.int32), 1) > 0  # a row with a NaN, which 4 bits do not hold: its scale is one
-        top = tl.max(finite, 1)
-        x = tl.where(magnitude <= LARGEST_TOP, x, tl.where(x > 0, top[:, None], -top[:, None]))
+        if side.quant == "uint4":
+            some = inside & (magnitude <= LARGEST_TOP)
+            low = tl.min(tl.where(some, x, LARGEST_TOP), 1)
+            high = tl.max(tl.where(some, x, -LARGEST_TOP), 1)
+            low, high = tl.where(low <= high, low, 0.0), tl.where(low <= high, high, 0.0)
+            x = tl.where(magnitude <= LARGEST_TOP, x, tl.where(x > 0, high[:, None], low[:, None]))
+            least = low.to(least_ptr.dtype.element_ty).to(tl.float32)
+            x = x - least[:, None]
+            top = tl.max(tl.where(inside, tl.abs(x), 0.0), 1)
+            least = tl.where(lost, float("nan"), least)
+        else:
+            top = tl.max(finite, 1)
+            x = tl.where(magnitude <= LARGEST_TOP, x, tl.where(x > 0, top[:, None], -top[:, None]))
         step = tl.div_rn(top, side.limit)
         if side.quant == "e2m1":
             code = tl.minimum(code_of_float(step, 3, 7), 126)
@@ -186,14 +220,15 @@ def quantise(x, scale, scale_ptr, number, side: tl.constexpr):
         else:
             scale = tl.where(lost, float("nan"), step)
         x = x * tl.where(step != 0, tl.div_rn(1.0, step), 0.0)[:, None]
-    return x, scale
+    return x, scale, least
 
 
 @triton.jit
 def append(
-    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, cos_ptr, sin_ptr,
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, k_min_ptr, v_min_ptr, cos_ptr, sin_ptr,
     where_ptr, lens_ptr, table_ptr, positions_ptr, k_number, v_number, problem, steps,
-    k_strides, v_strides, k_cache_strides, v_cache_strides, k_scale_strides, v_scale_strides, angle_strides,
+    k_strides, v_strides, k_cache_strides, v_cache_strides, k_scale_strides, v_scale_strides, k_min_strides,
+    v_min_strides, angle_strides,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
 ):
     """K and V of the rows of one program, to where their tokens belong. A row: one block of one head of one token."""
@@ -229,15 +264,18 @@ def append(
             angle_strides, C,
         )
     #: quantise_v -> v, v_scale    divided by the scale, rounded once to the cache's format
-    v, v_scale = quantise(v, v_scale, v_scale_ptr, v_number, V)
+    v, v_scale, v_least = quantise(v, v_inside, v_scale, v_scale_ptr, v_min_ptr, v_number, V)
     v = convert(v, v_cache_ptr.dtype.element_ty, V)
     #: store_v    registers -> DRAM, before K, which may wait for its angles; rows without a slot write nothing
     v_first, v_element, v_exists = stored(v_row, V)
     v_to = target(v_page, v_slot, v_head_idx, v_first, v_cache_strides, 1, V.vec_out)
     tl.store(v_cache_ptr + v_to[:, None] + v_element, v, mask=v_live[:, None] & v_exists)
     if V.quant == "block" or V.pack == 2:
-        v_scale_at = target(v_page, v_slot, v_head_idx, v_row % V.blocks, v_scale_strides, v_scale_strides.block, 1)
+        v_scale_at = scale_target(v_page, v_slot, v_head_idx, v_row % V.blocks, v_scale_strides, V)
         tl.store(v_scale_ptr + v_scale_at, v_scale.to(v_scale_ptr.dtype.element_ty), mask=v_live)
+    if V.quant == "uint4":
+        v_least_at = scale_target(v_page, v_slot, v_head_idx, v_row % V.blocks, v_min_strides, V)
+        tl.store(v_min_ptr + v_least_at, v_least.to(v_min_ptr.dtype.element_ty), mask=v_live)
     #: rope_k -> k    where K is the roped side
     if C.rope == "k":
         k = rotate(
@@ -245,15 +283,18 @@ def append(
             angle_strides, C,
         )
     #: quantise_k -> k, k_scale    as V
-    k, k_scale = quantise(k, k_scale, k_scale_ptr, k_number, K)
+    k, k_scale, k_least = quantise(k, k_inside, k_scale, k_scale_ptr, k_min_ptr, k_number, K)
     k = convert(k, k_cache_ptr.dtype.element_ty, K)
     #: store_k    as V
     k_first, k_element, k_exists = stored(k_row, K)
     k_to = target(k_page, k_slot, k_head_idx, k_first, k_cache_strides, 1, K.vec_out)
     tl.store(k_cache_ptr + k_to[:, None] + k_element, k, mask=k_live[:, None] & k_exists)
     if K.quant == "block" or K.pack == 2:
-        k_scale_at = target(k_page, k_slot, k_head_idx, k_row % K.blocks, k_scale_strides, k_scale_strides.block, 1)
+        k_scale_at = scale_target(k_page, k_slot, k_head_idx, k_row % K.blocks, k_scale_strides, K)
         tl.store(k_scale_ptr + k_scale_at, k_scale.to(k_scale_ptr.dtype.element_ty), mask=k_live)
+    if K.quant == "uint4":
+        k_least_at = scale_target(k_page, k_slot, k_head_idx, k_row % K.blocks, k_min_strides, K)
+        tl.store(k_min_ptr + k_least_at, k_least.to(k_min_ptr.dtype.element_ty), mask=k_live)
 
 
 def launch(
@@ -265,17 +306,18 @@ def launch(
     """Run the kernel on k, v ``[B, S, H, D]`` (``[1, T, H, D]`` unless padded). The arguments are valid."""
     if config.programs == 0:
         return
-    *scales, k_number, v_number = StoreScales.of(k_scale, v_scale)
-    pointers = k, v, k_cache, v_cache, *scales, *cos_sin, *tables
+    scales = StoreScales.of(k_scale, v_scale)
+    pointers = k, v, k_cache, v_cache, *scales[:4], *cos_sin, *tables, *scales[4:]
     if relaunched(append, pointers, again):
         return
     sides = config.k, config.v
     first_launch(append, config.grid(), pointers, again)(
-        k_number, v_number, StoreSizes.of(k, pages, tables, cos_sin),
+        StoreSizes.of(k, pages, tables, cos_sin),
         TableStrides(*(0 if x is None else x.stride(0) for x in tables)),
         *(RowStrides(*_in_vectors(x, side.vec_in)) for x, side in zip((k, v), sides, strict=True)),
         *(PageStrides(*_in_vectors(x, side.vec_out)) for x, side in zip((k_cache, v_cache), sides, strict=True)),
-        *(_scale_strides(scale, side) for scale, side in zip(scales, sides, strict=True)),
+        *(_scale_strides(scale, side) for scale, side in zip(scales[:2], sides, strict=True)),
+        *(None if least is None else ScaleStrides(*least.stride()) for least in scales[2:4]),
         AngleStrides(*(step for x in cos_sin if x is not None for step in x.stride())),
         K=config.k, V=config.v, C=StoreConstants(*(getattr(config, name) for name in StoreConstants._fields)),
         num_warps=config.num_warps, enable_fp_fusion=False,
@@ -290,5 +332,5 @@ def _in_vectors(x: torch.Tensor, vector: int) -> list[int]:
 def _scale_strides(scale: torch.Tensor | None, side: StoreSide) -> ScaleStrides:
     """Strides of scales that are computed, or given for each head; 0 for one of all."""
     if scale is not None and (side.quant == "block" or side.pack == 2):
-        return ScaleStrides(*scale.stride())
+        return ScaleStrides(*scale.stride()[:4])
     return ScaleStrides(head=scale.stride(0) if scale is not None and len(scale) > 1 else 0)

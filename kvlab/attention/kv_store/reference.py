@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features.rope import rotate_exactly
+from kvlab.attention.features.scales import SIDE_BY_SIDE
 from kvlab.common.arrays import numbered
 from kvlab.formats.codec import joined
 from kvlab.formats.stored import STORED
 from kvlab.memory import float8_e4m3fn
 
-from .config import NO_ANGLES, SMALLEST, BlockScales, CosSin, StoreConfig, StoreSide, StoreTables
+from .config import NO_ANGLES, SMALLEST, BlockScales, CosSin, ScalesAndMinima, StoreConfig, StoreSide, StoreTables
 
 Array = np.ndarray[Any, Any]
 LARGEST = float(np.finfo(np.float32).max)
@@ -38,8 +39,16 @@ def reference(
             rows[some] = rotate_exactly(rows[some], c, s, config.rope_first, config.interleaved)
         if side.pack == 2:
             by, scale = scale if isinstance(scale, BlockScales) else (1.0, scale)
+            if isinstance(scale, ScalesAndMinima):
+                scale, least = scale
+                cache[page, slot], scale[page, slot], least[page, slot] = _over_minima(rows, side, least.dtype)
+                continue
             assert isinstance(scale, np.ndarray)
-            cache[page, slot], scale[page, slot] = _in_four_bits(rows / by, side)
+            cache[page, slot], scales = _in_four_bits(rows / np.asarray(by, np.float64), side)
+            if side.fours:
+                scale[page, slot // SIDE_BY_SIDE, :, :, slot % SIDE_BY_SIDE] = scales
+            else:
+                scale[page, slot] = scales
             continue
         if side.quant == "block":
             assert isinstance(scale, np.ndarray)
@@ -86,6 +95,25 @@ def _in_four_bits(x: Array, side: StoreSide) -> tuple[Array, Array]:
     codes = STORED["e2m1" if small else "s4"].codes(limited / np.where(step != 0, step, np.inf))
     scales[np.isnan(x).any(axis=-1)] = np.nan
     return joined(codes.reshape(-1)).reshape(*x.shape[:-2], -1), scales
+
+
+def _over_minima(x: Array, side: StoreSide, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+    """Bytes of ``[n, H, D]``, and the scales and minima ``[n, H, 1]``: NaN where a value is one, else of those that are
+    finite in float32. Infinities become the largest or the least.
+    """
+    some = np.abs(x) <= LARGEST
+    low, high = (np.where(some, x, end).min(axis=-1, keepdims=True) * sign for x, end, sign in (
+        (x, LARGEST, 1), (-x, LARGEST, -1)))
+    low, high = np.where(low <= high, low, 0), np.where(low <= high, high, 0)
+    with np.errstate(over="ignore"):
+        least = low.astype(dtype)
+    over = np.clip(np.nan_to_num(x, posinf=np.inf, neginf=-np.inf), low, high) - least.astype(np.float64)
+    step = (np.abs(over).max(axis=-1, keepdims=True) / side.limit).astype(np.float32)
+    codes = STORED["u4"].codes(over / np.where(step != 0, step, np.inf))
+    scale = step.astype(dtype)
+    lost = np.isnan(x).any(axis=-1)
+    scale[lost], least[lost] = np.nan, np.nan
+    return joined(codes.reshape(-1)).reshape(*x.shape[:-1], -1), scale, least
 
 
 def _quantised(x: Array, side: StoreSide, dtype: np.dtype[Any]) -> tuple[Array, Array]:

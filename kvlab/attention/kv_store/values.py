@@ -14,7 +14,7 @@ from kvlab.common.checks import require
 
 from .inputs import NORMAL, SMALLEST_SCALE, StoreInputs
 
-_WRITTEN = ("k_cache", "v_cache", "k_scale", "v_scale", "k_block_scale", "v_block_scale")
+_WRITTEN = ("k_cache", "v_cache", "k_scale", "v_scale", "k_block_scale", "v_block_scale", "k_min", "v_min")
 _VALUES = ("where", "lens", "table", "positions")
 _SCALES = ("k_scale", "v_scale")
 
@@ -24,7 +24,7 @@ def check_values(x: StoreInputs) -> None:
 
     K's and V's memory are apart, too: else the order in which they are written would count.
     """
-    written = {name: a for name, a in x.arrays().items() if name in _WRITTEN and a.ndim == 4}
+    written = {name: a for name, a in x.arrays().items() if name in _WRITTEN and a.ndim > 3}
     if x.no_v:
         del written["v_cache"]
     read = {} if x.cos is None else {x.rope: x.k if x.rope == "k" else x.v}
@@ -32,7 +32,7 @@ def check_values(x: StoreInputs) -> None:
         label, beside = getattr(x.names, name), getattr(x.names, other)
         require(not overlaps(one, two), f"{label} shares memory with {beside}", "memory of its own")
     for name in _SCALES:
-        scale = getattr(x, name)
+        scale = x.arrays().get(name)
         if getattr(scale, "ndim", 0) == 1:
             values = host(scale).astype(np.float32)
             bad, label = ~((values >= SMALLEST_SCALE) & np.isfinite(values)), getattr(x.names, name)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvlab.attention.features.scales import weighted_minima
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, float16
 from kvlab.staging import Fragments, KVCacheIterator, Traffic
@@ -32,7 +33,12 @@ NO_BLOCKS = np.ones(1, np.float32)
 
 
 class PieceRows:
-    """Models ``ctas`` of pieces of rows of K, in the order of ``k``: what takes Q, and gives S."""
+    """Models ``ctas`` of pieces of rows of K, in the order of ``k``: what takes Q, and gives S.
+
+    over_minima : codes of 4 bits are integers from 0 to 15, of which products take those less 8.
+    """
+
+    over_minima = False
 
     def __init__(self, ctas: list[Any], k: list[PieceColumns]) -> None:
         self.ctas, self.k, self.each = ctas, k, k[0].each
@@ -79,7 +85,8 @@ class PieceRows:
         if blocks.ndim > 1:
             column = np.minimum((piece.first + operand.map.col) // 4, blocks.shape[2] - 1)  # padding holds zeros
             scale = blocks[:, operand.map.row, column].astype(np.float32)
-        return tuple(operand.with_values(quarter) for quarter in quarters(operand.values, scale))
+        every = quarters(operand.values, scale, unsigned=self.over_minima)
+        return tuple(operand.with_values(quarter) for quarter in every)
 
 
 class DecodeCTA(PieceRows, Parts):
@@ -117,7 +124,22 @@ class DecodeCTA(PieceRows, Parts):
             for half in range(self.each):
                 parts.append(cta.zeros())
                 columns.append(piece.positions(half))
-        return Accumulator(tuple(parts), tuple(columns))
+        beside = np.zeros((len(parts[0].values), parts[0].shape[0]), np.float32) if self.over_minima else None
+        return Accumulator(tuple(parts), tuple(columns), beside=beside)
+
+    def row_sums(self, q: tuple[Any, ...]) -> Array:
+        """Sums of the rows of Q, ``[programs, BM]``; 0 where K has no minima."""
+        if not self.over_minima:
+            return np.zeros((1, 1), np.float32)
+        return np.sum([part.tile().astype(np.float32).sum(axis=2) for part in q], axis=0)
+
+    def add_minima(
+        self, p: Fragments, o: Accumulator, features: Any, page: Array, slot: Array, kv_head: Array, exists: Array
+    ) -> Accumulator:
+        """O, and beside it the weighted minima of V's tokens, where it has some."""
+        if not self.over_minima:
+            return o
+        return o.with_beside(o.beside + self.row_sum(weighted_minima(p, features, page, slot, kv_head, exists)))
 
     def accumulate(
         self, p: Fragments, v: tuple[Any, ...], o: Accumulator, active: Array, blocks: Array = NO_BLOCKS
@@ -233,7 +255,7 @@ def _pairs(tile: Array) -> Array:
 
 def decode_cta(
     arch: str, config: DecodeConfig, k_cache: PagedKVCache, v_cache: PagedKVCache, batch_idx: Array, head_idx: Array,
-    keys: tuple[Array, Array], traffic: Traffic, *, qv: bool = False,
+    keys: tuple[Array, Array], traffic: Traffic, *, qv: bool = False, minima: bool = False,
 ) -> DecodeCTA:
     """The CTA models of ``arch`` for the tiles of ``config``.
 
@@ -241,7 +263,7 @@ def decode_cta(
     end of its keys. gfx950: MAX's decode through KVBuffer; float32, which that buffer does not take, strip by strip.
     sm_80, sm_90: what our Triton kernel compiles to; float32 without tensor cores. There warps may be other than 4;
     they lie along the rows where these are as many as the last piece of V is wide; K and V come ahead unless there is
-    one stage. ``qv``: V has a query, too.
+    one stage. ``qv``: V has a query, too. ``minima``: K and V have minima.
     """
     BM, BN, stored = config.BM, config.BN, k_cache.dtype
     model = choose(arch, stored, "mha_decode", rows=BM).cta
@@ -283,4 +305,6 @@ def decode_cta(
         )
         ctas.append(model.of(tile, rows, traffic, beside=i > 0))
         tiles.append((walk(k_cache, k[i]) if i < len(k) else None, walk(v_cache, v[i]) if i < len(v) else None))
-    return (WholeRowsCTA if whole else DecodeCTA)(ctas, k, v, tiles)
+    cta = (WholeRowsCTA if whole else DecodeCTA)(ctas, k, v, tiles)
+    cta.over_minima = minima
+    return cta

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,31 +18,42 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 @dataclass(frozen=True, eq=False)
 class Accumulator:
     """O in parts, which hold these columns of it (-1: padding); in place of each part the kernel has ``step`` tiles:
-    every ``step``-th column, from the first, the second and so on.
+    every ``step``-th column, from the first, the second and so on. beside : ``[programs, BM]``, of what all columns
+    get.
     """
 
     parts: tuple[Fragments, ...]
     columns: tuple[IntArray, ...]
     step: int = 1
+    beside: Array | None = None
 
     def members(self) -> tuple[Array, ...]:
         """The tiles ``[programs, BM, columns]`` that the kernel has."""
-        return tuple(part.tile()[..., first :: self.step] for part in self.parts for first in range(self.step))
+        tiles = tuple(part.tile()[..., first :: self.step] for part in self.parts for first in range(self.step))
+        return tiles if self.beside is None else (*tiles, self.beside[..., None])
 
     def rescale(self, factor: Array) -> Accumulator:
         """Rows multiplied by ``factor`` ``[programs, BM]``."""
-        return self.with_parts(part.times(factor) for part in self.parts)
+        beside = None if self.beside is None else self.beside * factor
+        return self.with_parts(part.times(factor) for part in self.parts).with_beside(beside)
+
+    def with_beside(self, beside: Array | None) -> Accumulator:
+        """Something else beside the same parts."""
+        return replace(self, beside=beside)
 
     def normalise(self, factor: Array, sees: Array) -> Accumulator:
-        """Rows multiplied by ``factor`` ``[programs, BM]``, 0 where not ``sees``."""
+        """Rows, with what all columns get, multiplied by ``factor`` ``[programs, BM]``, 0 where not ``sees``."""
+        parts = self.parts
+        if self.beside is not None:
+            parts = tuple(part.with_values(part.values + part.by_row(self.beside)) for part in parts)
         return self.with_parts(
             part.with_values(np.where(part.by_row(sees), part.values * part.by_row(factor), np.float32(0)))
-            for part in self.parts
-        )
+            for part in parts
+        ).with_beside(None)
 
     def with_parts(self, parts: Any) -> Accumulator:
         """Other parts in the same columns."""
-        return Accumulator(tuple(parts), self.columns, self.step)
+        return replace(self, parts=tuple(parts))
 
     def rows(self) -> Array:
         """All columns ``[programs, BM, D]``."""

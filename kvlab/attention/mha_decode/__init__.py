@@ -49,8 +49,8 @@ def mha_decode_paged(
                  of e4m3. D and Dv are multiples of 8 (of 16 with e4m3) from 16 to 576
     k_cache, v_cache  ``[pages, page_size, Hkv, D]`` and ``[.., Dv]`` of q's dtype, or of float8_e4m3fn with q of 16
                  bits, or of uint8 with as many, ``[.., D / 2]``: two columns of 4 bits a byte, the first in the low
-                 half, D and Dv multiples of 32; any strides whose last is 1 (the halves of one buffer). Hq is a
-                 multiple of Hkv
+                 half, D and Dv multiples of 32 (see k_block_scale, k_min); any strides whose last is 1 (the halves of
+                 one buffer). Hq is a multiple of Hkv
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
                  sequence's end, or before what a window shows, are not read
     seq_lens     integers ``[B]``: keys of each sequence, the S new tokens among them; 0 is allowed

@@ -43,7 +43,7 @@ class PagedDecode(PlannedCall):
         Operand("qv", optional=True),
         Operand("out", strides="", optional=True),
     )
-    paged_scales = "k_scale", "v_scale", "k_block_scale", "v_block_scale"
+    paged_scales = "k_scale", "v_scale", "k_block_scale", "v_block_scale", "k_min", "v_min"
     out_may_be = "q"
     four_bits: ClassVar[bool] = False
     """Tells whether K and V may be of 4 bits."""

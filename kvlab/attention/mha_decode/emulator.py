@@ -11,7 +11,7 @@ import numpy as np
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import key_count, split_keys
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.features.scales import head_scale, key_scales, scale_weights
+from kvlab.attention.features.scales import head_scale, key_scales, over_minima, scale_weights
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.decode import DecodeCTA, decode_cta
@@ -80,11 +80,15 @@ def attend(
         batch = nth_longest(seq_lens, problem.max_keys, batch)
     position, lo, hi, first, limit, pad = split_keys(seq_lens, features, batch, token, split, problem, config)
     rows = batch, head, token, is_row, first, limit
-    cta = decode_cta(arch, config, k_cache, v_cache, batch, kv_head, (lo + pad, hi + pad), traffic)  #- programs
+    cta = decode_cta(  #- programs
+        arch, config, k_cache, v_cache, batch, kv_head, (lo + pad, hi + pad), traffic,
+        minima=scales.k.minima is not None,
+    )
     q, unit = load_rows(cta, q_array, (batch[:, None], token, head), is_row, problem.each)
     factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
     if problem.each > 1:
         factor = factor * unit  # [P, BM]
+    q_sum = cta.row_sums(q)
     m, l = start_rows(features.sinks, head, split == 0)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
@@ -98,6 +102,7 @@ def attend(
         #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
         s = cta.scores(q, k, active, by_block)
         scale = key_scales(features, page, slot, kv_head, exists)
+        s = over_minima(s, scale, q_sum, features, page, slot, kv_head, exists)
         s = adjust(s, factor, slope, scale, features, position, key)
         #: mask -> s    keys that a row does not see
         s = hide(s, rows, key, features, mask.windowed)
@@ -108,6 +113,7 @@ def attend(
         v = cta.load_v(active)
         by_block = value_blocks(features, page, slot, kv_head, exists)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+        o = cta.add_minima(p, o, features, page, slot, kv_head, exists)
         p = scale_weights(p, features, page, slot, kv_head, exists)
         o = cta.accumulate(p, v, o, active, by_block)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf

@@ -20,6 +20,7 @@ from kvlab.attention.features.kernel import (
     key_count,
     key_scales,
     log_sum,
+    over_minima,
     packed_rows,
     row_terms,
     scale_weights,
@@ -32,10 +33,12 @@ from kvlab.attention.features.scales import block_strides, columns_of
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.tiles.four_bits.kernel import (
+    add_minima,
     key_blocks,
     of_elements,
     quarters_of_e2m1,
     quarters_of_int4,
+    row_sums,
     value_blocks,
 )
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx, halves, narrow
@@ -57,7 +60,7 @@ class Constants(NamedTuple):
     Columns come in pieces of W0 and W1 (V0 and V1 of V) elements of 16 bits or more; an element is EACH neighbouring
     columns, two of fp8 or four of 4 bits, and D and DV count such elements. BOUNDED: rows
     see no keys before some first one. PTX: compiled for NVIDIA. Strides of q, K, V and the output count UNIT elements
-    as one. BLOCKS: 0, or of e2m1 with scales of blocks what their strides count as one.
+    as one. BLOCKS: 0, of e2m1 with scales of blocks what their strides count as one, or -1 of integers over minima.
     """
 
     PAGE: int
@@ -155,10 +158,10 @@ def parts_of(elements, blocks, i: tl.constexpr, EACH: tl.constexpr, BLOCKS: tl.c
     """EACH tiles in float16 of the columns of a tile of 16-bit elements, the ``i``-th piece."""
     if EACH == 2:
         return halves(elements, PTX)
-    elif BLOCKS:
+    elif BLOCKS > 0:
         return quarters_of_e2m1(elements, of_elements(blocks[i], elements.shape[1], PTX), PTX)
     else:
-        return quarters_of_int4(elements, PTX)
+        return quarters_of_int4(elements, PTX, BLOCKS < 0)
 
 
 @triton.jit
@@ -178,7 +181,7 @@ def accumulate(p, v, o, blocks, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: t
                 parts = parts + (add_values(p, values[j], o[EACH * i + j]),)
         else:
             parts = parts + (add_values(p, v[i], o[i]),)
-    return parts
+    return parts + o[len(parts) :]
 
 
 @triton.jit
@@ -207,8 +210,9 @@ def attend(
     factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
     if C.EACH > 1:
         factor = factor * unit[:, None]
+    q_sum = row_sums(q, C.BLOCKS)
     m, l = start_rows(features.sinks, head, split == 0)
-    o = zeros(BM, C.V0, C.V1, C.EACH)
+    o = zeros(BM, C.V0, C.V1, C.EACH, C.BLOCKS)
     for start in range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory
         key = start + tl.arange(0, BN)
@@ -222,6 +226,7 @@ def attend(
         #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
         s = scores(q, k, by_block, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
         scale = key_scales(features, numbers, page, slot, kv_head, exists)
+        s = over_minima(s, scale, q_sum, features, numbers, page, slot, kv_head, exists)
         s = adjust(s, factor, slope, scale, features, numbers, position, key)
         #: mask -> s    keys that a row does not see
         s = hide(s, rows, key, features, numbers, C.BOUNDED)
@@ -235,6 +240,7 @@ def attend(
         )
         by_block = value_blocks(features, numbers, page, slot, kv_head, exists, C)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+        o = add_minima(p, o, features, numbers, page, slot, kv_head, exists)
         p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
         o = accumulate(p, v, o, by_block, C.EACH, C.BLOCKS, C.PTX)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
@@ -246,7 +252,7 @@ def attend(
     l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (problem.num_splits == 1))
-    o = normalise(o, l, sees)
+    o = normalise(o, l, sees, C.BLOCKS)
     split = split.to(tl.int64)
     store_rows(
         o_ptr, (split * o_strides.split + batch * o_strides.batch + token.to(tl.int64) * o_strides.token

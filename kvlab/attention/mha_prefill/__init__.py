@@ -91,7 +91,8 @@ def mha_prefill_paged(
     """Attention of the new tokens over a paged cache that already holds them: chunked prefill, prefix hits.
 
     q            ``[total, Hq, D]``: the new tokens of all sequences
-    k_cache, v_cache  ``[pages, page_size, Hkv, D or Dv]``, any strides with a contiguous last dimension
+    k_cache, v_cache  ``[pages, page_size, Hkv, D or Dv]``, any strides with a contiguous last dimension; those of uint8
+                 are of 4 bits, as of ``mha_decode_paged``: the call then is one of ``attend_paged``
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
                  sequence's end are not read
     seq_lens     integers ``[B]``: keys of each sequence, the new ones among them

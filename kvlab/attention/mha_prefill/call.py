@@ -16,7 +16,7 @@ from kvlab.attention.call.planned import HOME
 from kvlab.attention.call.ragged import PrefillCall, check_grid, check_offsets, keys_with_new, longest
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.resolve import kv_view
-from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.features.scales import is_four_bits, is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
@@ -158,8 +158,12 @@ class PagedPrefill(Prefill):
 
 
 def over_pages(plan: Any = None, qv: Any = None, **arguments: Any) -> PagedPrefill:
-    """The call over pages: with a ``plan``, or a query of V, that of ``attend_paged``, which is over a schedule."""
-    if plan is None and qv is None:
+    """The call over pages: with a ``plan``, a query of V, or K and V of 4 bits, that of ``attend_paged``, which is over
+    a schedule.
+    """
+    cache = arguments["k_cache"]
+    four_bits = getattr(cache, "dtype", None) is not None and is_four_bits(cache)
+    if plan is None and qv is None and not four_bits:
         return PagedPrefill(**arguments)
     made: Any = function_at(f"{HOME}.call:AttendPaged")
     listed: PagedPrefill = made(**arguments, **given(plan=plan, qv=qv))

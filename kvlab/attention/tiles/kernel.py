@@ -48,13 +48,17 @@ def load_parts(ptr, at, exists, D: tl.constexpr, DR: tl.constexpr, BD: tl.conste
 
 
 @triton.jit
-def zeros(BM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, EACH: tl.constexpr = 1):
-    """The output accumulators: of each piece of V's columns, by their number in elements of EACH columns."""
+def zeros(BM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, EACH: tl.constexpr = 1, BLOCKS: tl.constexpr = 0):
+    """The output accumulators: of each piece of V's columns, by their number in elements of EACH columns; where BLOCKS
+    is -1, one more, ``[BM, 1]``, of what all columns get.
+    """
     part = tl.zeros([BM, V0], tl.float32)
     o = (part, part, part, part)[:EACH]
     if V1:
         part = tl.zeros([BM, V1], tl.float32)
         o = o + (part, part, part, part)[:EACH]
+    if BLOCKS < 0:
+        o = o + (tl.zeros([BM, 1], tl.float32),)
     return o
 
 
@@ -68,11 +72,16 @@ def rescale(o, factor):
 
 
 @triton.jit
-def normalise(o, factor, sees):
-    """Rows multiplied by ``factor``, 0 where not ``sees``."""
+def normalise(o, factor, sees, BLOCKS: tl.constexpr = 0):
+    """Rows multiplied by ``factor``, 0 where not ``sees``; where BLOCKS is -1, with what all columns get."""
     parts = o[:0]
-    for i in tl.static_range(len(o)):
-        parts = parts + (tl.where(sees[:, None], o[i] * factor[:, None], 0.0),)
+    if BLOCKS < 0:
+        columns: tl.constexpr = len(o) - 1
+        for i in tl.static_range(columns):
+            parts = parts + (tl.where(sees[:, None], (o[i] + o[columns]) * factor[:, None], 0.0),)
+    else:
+        for i in tl.static_range(len(o)):
+            parts = parts + (tl.where(sees[:, None], o[i] * factor[:, None], 0.0),)
     return parts
 
 

@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 _FLOAT16 = np.arange(256, dtype=np.uint8).view(float8_e4m3fn).astype(np.float16)
 """Of every byte."""
-_E2M1, _INT4 = (STORED[name].numbers(np.arange(16, dtype=np.uint8)) for name in ("e2m1", "s4"))
+_E2M1, _INT4, _LESS8 = (STORED[name].numbers(np.arange(16, dtype=np.uint8)) for name in ("e2m1", "s4", "b4"))
 
 
 def halves(pairs: Array) -> tuple[Array, Array]:
@@ -27,9 +27,9 @@ def halves(pairs: Array) -> tuple[Array, Array]:
     return _FLOAT16[words & 0xFF], _FLOAT16[words >> 8]
 
 
-def quarters(quads: Array, scale: Array | None = None) -> tuple[Array, ...]:
-    """The columns 4 n, 4 n + 1, 4 n + 2 and 4 n + 3 in float16 of int16 elements, each four integers of 4 bits, or with
-    ``scale`` of each element four e2m1 times 2^-7 of it.
+def quarters(quads: Array, scale: Array | None = None, *, unsigned: bool = False) -> tuple[Array, ...]:
+    """The columns 4 n, 4 n + 1, 4 n + 2 and 4 n + 3 in float16 of int16 elements, each four integers of 4 bits
+    (``unsigned`` ones less 8), or with ``scale`` of each element four e2m1 times 2^-7 of it.
 
     >>> quad = np.array([0xF821], np.uint16).view(np.int16)
     >>> [quarter.tolist() for quarter in quarters(quad)]
@@ -39,5 +39,6 @@ def quarters(quads: Array, scale: Array | None = None) -> tuple[Array, ...]:
     """
     codes = [quads.view(np.uint16) >> shift & 15 for shift in (0, 4, 8, 12)]
     if scale is None:
-        return tuple(_INT4[code].astype(np.float16) for code in codes)
+        numbers = _LESS8 if unsigned else _INT4
+        return tuple(numbers[code].astype(np.float16) for code in codes)
     return tuple((_E2M1[code] * (scale * np.float32(2**-7))).astype(np.float16) for code in codes)

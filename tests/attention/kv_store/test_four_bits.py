@@ -17,6 +17,7 @@ from four_bit_stores import NUMBERS, FourBitStore, check_bytes
 from store_cases import CANARY, filled
 
 from kvlab.attention import Rope, kv_store_paged, mha_decode_paged, mla_store_paged
+from kvlab.attention.features.scales import by_slot
 from kvlab.attention.tiles.four_bits.emulator import code_of_float, number_of_e4m3
 from kvlab.common.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn
@@ -29,6 +30,8 @@ BACKENDS = ["reference", "emulator", pytest.param("triton", marks=pytest.mark.in
 CASES = [
     FourBitStore("e2m1"), FourBitStore("e2m1", (48, 16), heads=1, tokens=70, source="bf16", page=16),
     FourBitStore("int4"), FourBitStore("int4", (80, 6), heads=5, source="fp16", page=3),
+    FourBitStore("words", (96, 64), page=8), FourBitStore("uint4"),
+    FourBitStore("halves", (48, 6), heads=2, source="bf16", tokens=11, page=5),
 ]
 
 
@@ -98,13 +101,13 @@ def test_codes_of_floats(name: str, mantissa: int, bias: int) -> None:
 def half_steps(kind: str, x: Array, scale: Array, number: float) -> Array:
     """What rounding changes at most: half the way between the numbers of the format around each of ``x``."""
     unit = np.repeat(scale.astype(np.float64), 16, -1) * number if kind == "e2m1" else scale[..., None]
-    if kind == "int4":
+    if kind != "e2m1":
         return np.broadcast_to(0.5 * unit, x.shape) * (1 + 1e-6)
     return np.where(np.abs(x) <= 2 * unit, 0.25, np.where(np.abs(x) <= 4 * unit, 0.5, 1.0)) * unit * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS[:2])
-@pytest.mark.parametrize("kind", ["e2m1", "int4"])
+@pytest.mark.parametrize("kind", ["e2m1", "int4", "uint4"])
 def test_stored_then_read_by_decode(kind: str, backend: str) -> None:
     """Attention of the new tokens in float64 against decode over what is stored: no further apart than the formats'
     half steps can move scores and values.
@@ -122,6 +125,9 @@ def test_stored_then_read_by_decode(kind: str, backend: str) -> None:
     else:
         scales = np.full((2, 6, H, page), np.nan, np.float32)
         options = {"k_scale": scales[0], "v_scale": scales[1]}
+        if kind == "uint4":
+            minima = scales.copy()
+            options |= {"k_min": minima[0], "v_min": minima[1]}
     kv_store_paged(k, v, *caches, slots, kv_layout="HND", backend=backend, **options)
     q = (0.5 * rng.standard_normal((1, 2 * H, D))).astype(bfloat16)
     out = mha_decode_paged(q, *caches, table, np.array([T]), kv_layout="HND", num_splits=1, **options)
@@ -142,7 +148,7 @@ def test_stored_then_read_by_decode(kind: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["e2m1", "int4"])
+@pytest.mark.parametrize("kind", ["e2m1", "int4", "uint4"])
 def test_infinities_and_nan(kind: str, backend: str) -> None:
     """An infinity has no part in a scale and becomes the largest number; a NaN is refused before anything is written,
     and where nobody looks its scale is NaN, that of no other.
@@ -158,8 +164,8 @@ def test_infinities_and_nan(kind: str, backend: str) -> None:
     kv_store_paged(*arrays, **options, backend=backend)
     scale = options["k_block_scale" if kind == "e2m1" else "k_scale"]
     codes = np.stack([cache[0, 3] & 15, cache[0, 3] >> 4], -1).reshape(3, 32)
-    assert (codes[:, [3, 20]] == ([7, 15] if kind == "e2m1" else [7, 9])).all()
-    top = np.stack([np.full(3, 1.0), np.full(3, 1.0)], -1) / (6 * NUMBERS["k"]) if kind == "e2m1" else np.full(3, 1 / 7)
+    assert (codes[:, [3, 20]] == {"e2m1": [7, 15], "int4": [7, 9], "uint4": [15, 0]}[kind]).all()
+    top = np.full((3, 2), 1 / 6 / NUMBERS["k"]) if kind == "e2m1" else np.full(3, 1 / 7 if kind == "int4" else 2 / 15)
     np.testing.assert_allclose(scale[0, 3].astype(np.float64), top, rtol=2.0**-4 if kind == "e2m1" else 1e-6)
     assert not cache[2, 1].any()  # of no finite value but 0
     assert not scale[2, 1].any()
@@ -171,6 +177,9 @@ def test_infinities_and_nan(kind: str, backend: str) -> None:
     assert scale.tobytes() == before[1].tobytes()
     kv_store_paged(*arrays, **options, backend=backend, check=False)
     lost = np.isnan(scale[2, 3].astype(np.float32))
+    if kind == "uint4":
+        assert (options["k_min"][0, 3] == -1).all()
+        assert np.isnan(options["k_min"][2, 3]).tolist() == lost.tolist()
     assert lost.tolist() == ([[False] * 2, [False, True], [False] * 2] if kind == "e2m1" else [False, True, False])
     assert (cache[2, 3, [0, 2]] == before[0][2, 3, [0, 2]]).all()
     assert np.isfinite(scale[[0, 1, 0, 2], [3, 3, 0, 1]].astype(np.float32)).all()
@@ -185,26 +194,30 @@ def test_reference(case: FourBitStore) -> None:
         token = np.nonzero(arrays[4] >= 0)[0]
         at = np.divmod(arrays[4][token], case.page)
         for name, x, cache in zip("kv", arrays[:2], arrays[2:4], strict=True):
-            scale = options[f"{name}_block_scale" if case.kind == "e2m1" else f"{name}_scale"][at]
+            small = case.kind in ("e2m1", "words")
+            scale = by_slot(options[f"{name}_block_scale" if small else f"{name}_scale"])[at]
             halves = np.stack([cache[at] & 15, cache[at] >> 4], -1).reshape(x[token].shape)
-            small = case.kind == "e2m1"
             number = NUMBERS[name] if small else 1.0
-            true = halves.view(ml_dtypes.float4_e2m1fn if small else np.int8)
-            true = true.astype(np.float64) if small else true.astype(ml_dtypes.int4).astype(np.float64)
+            over = f"{name}_min" in options
+            kind = ml_dtypes.float4_e2m1fn if small else np.uint8 if over else ml_dtypes.int4
+            true = (halves.view(kind) if small else halves.view(np.int8).astype(kind)).astype(np.float64)
             rows, unit = x[token].astype(np.float64), scale.astype(np.float64)
             rows = np.clip(rows, -6 * 448 * number, 6 * 448 * number) if small else rows
             unit = np.repeat(unit, 16, -1) * number if small else unit[..., None]
             beyond = 6 * number * 2.0**-10 if small else 0  # scales below the smallest e4m3 are none, or another
-            bound = half_steps(case.kind, rows, scale, number) + beyond
-            assert (np.abs(true * unit - rows) <= bound).all(), (backend, name)
+            least = options[f"{name}_min"][at].astype(np.float64)[..., None] if over else 0.0
+            bound = half_steps("e2m1" if small else "int4", rows, scale, number) + beyond
+            if case.kind == "halves":  # minimum, scale and codes are rounded each for itself
+                bound = bound + 2.0**-11 * (np.abs(least) + 15 * unit) + 16 * 2.0**-25
+            assert (np.abs(true * unit + least - rows) <= bound).all(), (backend, name)
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("kind, D", [("e2m1", (64, 48)), ("int4", (80, 64))])
+@pytest.mark.parametrize("kind, D", [("words", (64, 48)), ("int4", (80, 64)), ("halves", (48, 64))])
 def test_lockstep(kind: str, D: tuple[int, int]) -> None:
     """Every output of every step, K turned on its way."""
     arrays, options = FourBitStore(kind, D).build()
-    rope = Rope.of_base(50, 32, interleaved=kind == "e2m1", first=16)
+    rope = Rope.of_base(50, 32, interleaved=kind == "words", first=16)
     call = kv_store_paged.planned(*arrays, **options, rope=rope, positions=np.arange(9))
     names = dict(zip(("k", "v", "k_cache", "v_cache", "tables"), call.arrays, strict=True))
     result = lockstep("kv_store", {**names, **call.named()})
@@ -237,8 +250,21 @@ BAD = {
     "k_block_scale has dtype float32: must be float8_e4m3fn":
         lambda x: {"k_block_scale": x["k_block_scale"].astype(np.float32)},
     "v_block_scale has strides .*: must be contiguous": lambda x: {"v_block_scale": strided(x["v_block_scale"])},
-    "k_scale is of float32: must be a number or None, beside k_block_scale":
-        lambda x: {"k_scale": np.ones(1, np.float32)},
+    r"k_scale is of float32: must be a number, float32 \[1\] or None, beside k_block_scale":
+        lambda x: {"k_scale": np.ones(3, np.float32)},
+    r"k_scale\[0\] is 0.0: must be positive": lambda x: {"k_scale": np.zeros(1, np.float32)},
+    r"v_block_scale has shape .*: must be \(5, 1, 3, 6, 4\), one of each 16 dims, of four slots side by side":
+        lambda x: {"v_block_scale": np.zeros((5, 4, 3, 6, 4), float8_e4m3fn)},
+    "k_min with k_block_scale: must be one of them": lambda x: {"k_min": np.ones((5, 4, 3), np.float32)},
+    r"k_scale is a number, 0.65: must be float32 or float16 \(5, 4, 3\), computed .*, as k_min":
+        lambda x: {"k_min": np.ones((5, 4, 3), np.float32), "k_block_scale": None},
+    "k_min has dtype float16: must be that of k_scale, float32": lambda x: {
+        "k_min": np.ones((5, 4, 3), np.float16), "k_scale": np.ones((5, 4, 3), np.float32), "k_block_scale": None},
+    r"k_min has shape \(5, 4, 2\): must be \(5, 4, 3\), computed as k_scale is": lambda x: {
+        "k_min": np.ones((5, 4, 2), np.float32), "k_scale": np.ones((5, 4, 3), np.float32), "k_block_scale": None},
+    "k_min with a cache of bfloat16: must be left out": lambda x: {
+        "k_min": np.ones((5, 4, 3), np.float32), "k_block_scale": None,
+        "k_cache": np.zeros((5, 4, 3, 64), bfloat16)},
     "k_scale is 0.0: must be positive": lambda x: {"k_scale": 0.0},
     "k_granularity 16: must be left out": lambda x: {"k_granularity": 16},
     r"k_cache of uint8 has shape .*: must be of the 3 heads of 32 bytes, two dims each, that k has; bytes that hold":
@@ -255,6 +281,9 @@ BAD = {
         lambda x: {"k_block_scale": None, "k_scale": np.ones((5, 4, 2), np.float32)},
     "k_scale is of bfloat16 and shape": lambda x: {"k_block_scale": None, "k_scale": np.ones((5, 4, 3), bfloat16)},
     "k_block_scale is read-only": lambda x: {"k_block_scale": frozen(x["k_block_scale"])},
+    "k_scale shares memory with k_min": lambda x: {
+        "k_block_scale": None, "v": None, "v_cache": None, "v_block_scale": None,
+        **dict.fromkeys(("k_scale", "k_min"), np.full((5, 4, 3), np.nan, np.float32))},
     "k_block_scale shares memory with v_block_scale":
         lambda x: {"v": x["v"][..., :64], "v_cache": x["v_cache"][..., :32], "v_block_scale": x["k_block_scale"]},
     "k_block_scale is a list": lambda x: {"k_block_scale": [1]},

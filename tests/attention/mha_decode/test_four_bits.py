@@ -16,7 +16,7 @@ import torch
 from caught import SHARED, Caught, as_launched
 from four_bit_cases import FourBits, exact
 
-from kvlab.attention import attend_paged, explain, mha_decode_paged, mha_decode_streaming_paged, plan
+from kvlab.attention import attend_paged, explain, mha_decode_paged, mha_decode_streaming_paged, mha_prefill_paged, plan
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import resolve_scales
 from kvlab.attention.mha_decode import kernel
@@ -32,6 +32,9 @@ GRID = [
     (FourBits("e2m1", (40, 0, 1), heads=(4, 4), D=160, page=5, dtype=np.dtype(np.float16)), "sm_80"),
     (FourBits("int4", (129,), heads=(8, 1), D=64, S=4), "sm_80"),
     (FourBits("int4", D=32, Dv=160, page=64), "sm_90"),
+    (FourBits("words", (40, 0, 1), heads=(4, 2), D=64, page=8), "sm_90"),
+    (FourBits("uint4", (70, 33), D=64, Dv=160, page=5, S=2), "sm_90"),
+    (FourBits("halves", (129, 7), heads=(4, 4), D=96, dtype=np.dtype(np.float16)), "sm_80"),
 ]
 
 
@@ -62,11 +65,14 @@ def test_chunks() -> None:
     out = attend_paged(q.reshape(8, *q.shape[2:]), *rest, starts, **options)
     step = plan(rest[3], (starts, 8), q_heads=6, kv_heads=2, itemsize=0.5)
     assert (attend_paged(q.reshape(8, *q.shape[2:]), *rest, starts, plan=step, **options) == out).all()
+    tensors = options | {n: np.float32([options[n]]) for n in ("k_scale", "v_scale")}  # the global scales in memory
+    for more in ({}, {"plan": step}, {"plan": step, **tensors}):
+        assert (mha_prefill_paged(q.reshape(8, *q.shape[2:]), *rest, starts, **options | more) == out).all()
     assert np.abs(out.astype(np.float32).reshape(q.shape) - exact(arrays, options)).max() < 0.05
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("kind, D", [("e2m1", 160), ("int4", 64)])
+@pytest.mark.parametrize("kind, D", [("e2m1", 160), ("int4", 64), ("words", 64), ("halves", 160)])
 def test_kernel_and_emulator_step_by_step(kind: str, D: int) -> None:
     """Each output of each step; the kernel without inline PTX."""
     (q, *rest), options = FourBits(kind, (19,), heads=(2, 1), D=D, page=8).build()
@@ -78,7 +84,9 @@ def test_kernel_and_emulator_step_by_step(kind: str, D: int) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("kind, target", [("e2m1", "sm_80"), ("e2m1", "sm_90"), ("int4", "sm_90")])
+@pytest.mark.parametrize(
+    "kind, target", [("e2m1", "sm_80"), ("e2m1", "sm_90"), ("int4", "sm_90"), ("words", "sm_90"), ("uint4", "sm_80")]
+)
 def test_compiled(kind: str, target: str) -> None:
     """No spills, cp.async for K, V and the scales of blocks, few instructions a column; in the law of shared memory."""
     (q, *rest), options = FourBits(kind, heads=(8, 2)).build()
@@ -96,28 +104,32 @@ def test_compiled(kind: str, target: str) -> None:
     assert (made.spills, config.BN) == (0, 128)
     assert made.shared <= min(SHARED[target], shared_bytes(config, problem, target))
     copied = re.findall(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], 0x(\w+)", made.asm["ptx"])
-    assert {"10", "8"} <= set(copied) if kind == "e2m1" else "10" in copied, copied
+    assert {"10", "8"} <= set(copied) if kind in ("e2m1", "words") else "10" in copied, copied
     assert not re.search(r"ld\.global[.\w]*\.b8", made.asm["ptx"]), "scales of blocks that are not copied"
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("kind", ["e2m1", "int4"])
+@pytest.mark.parametrize("kind", ["e2m1", "int4", "uint4"])
 def test_all_codes_in_the_compiled_instructions(kind: str) -> None:
-    """Every element of 16 bits, beside every scale of e4m3 that is not negative, in the PTX machine."""
+    """Every element of 16 bits, beside every scale of e4m3 that is not negative, that of NaN among them, in the PTX
+    machine.
+    """
     from four_bit_kernels import convert_e2m1, convert_int4
 
     from kvlab.simt import run
 
     quads = np.arange(1 << 16, dtype=np.uint16).view(np.int16).reshape(64, 1024)
-    scale = (np.arange(64 * 256) % 127).astype(np.uint8).reshape(64, 256)
+    scale = (np.arange(64 * 256) % 128).astype(np.uint8).reshape(64, 256)
     out = np.zeros((4, *quads.shape), np.float16)
     if kind == "e2m1":
         run(convert_e2m1, (64,), quads, scale, out, out[0].size, WIDTH=1024, num_warps=4, target="sm_80")
         expected = quarters(quads, np.repeat(scale.view(float8_e4m3fn).astype(np.float32), 4, -1))
     else:
-        run(convert_int4, (64,), quads, out, out[0].size, WIDTH=1024, num_warps=4, target="sm_80")
-        expected = quarters(quads)
-    assert all((found.view(np.uint16) == one.view(np.uint16)).all() for found, one in zip(out, expected, strict=True))
+        over = kind == "uint4"
+        run(convert_int4, (64,), quads, out, out[0].size, WIDTH=1024, UNSIGNED=over, num_warps=4, target="sm_80")
+        expected = quarters(quads, unsigned=over)
+    for found, one in zip(out, expected, strict=True):
+        assert ((found.view(np.uint16) == one.view(np.uint16)) | (np.isnan(found) & np.isnan(one))).all()
 
 
 @pytest.mark.parametrize("name", ["kvlab.nvfp4", "kvlab.int4"])
@@ -140,6 +152,40 @@ def test_bytes_of_a_format(name: str) -> None:
     assert (out == expected.astype(bfloat16)).all()
 
 
+@pytest.mark.parametrize("name", ["flashinfer.nvfp4", "lmdeploy.int4", "kvlab.uint4"])
+def test_formats_of_engines_where_they_lie(name: str) -> None:
+    """Strided views of an encoded cache: the call reads what the format decodes."""
+    rng, (P, N, H, D) = np.random.default_rng(3), (4, 16, 2, 64)
+    known = known_format(name, pages=P, page_size=N, heads=H, dim=D)
+    k, v = rng.standard_normal((2, *known.fields[0].shape)).astype(np.float32)
+    raw = known.encode(k, v, tensor_scale=0.01 if "nv" in name else 1.0)
+    if name == "flashinfer.nvfp4":
+        cache = raw[: k.size].reshape(P, 2, H, N, D // 2)
+        of_k, of_v = np.split(raw[k.size :].view(float8_e4m3fn).reshape(P, -1), 2, axis=1)
+        options = {"k_block_scale": of_k.reshape(P, H, N, 4), "v_block_scale": of_v.reshape(P, H, N // 4, 4, 4)}
+        options |= {"k_scale": np.float32([0.01]), "v_scale": 0.01}
+    elif name == "lmdeploy.int4":
+        rows = raw.reshape(P, -1)
+        cache = rows[:, : H * N * D].reshape(P, H, 2, N, D // 2).swapaxes(1, 2)
+        pairs = rows[:, H * N * D :].view(np.float16).reshape(P, H, 2, N, 2)
+    else:
+        cache = raw[: k.size].reshape(2, P, N, H, D // 2).transpose(1, 0, 3, 2, 4)
+        pairs = raw[k.size :].view(np.float32).reshape(2, P, N, H, 2).transpose(1, 3, 0, 2, 4)
+    if name != "flashinfer.nvfp4":
+        both = [(i, x, j, what) for i, x in enumerate("kv") for j, what in enumerate(("scale", "min"))]
+        options = {f"{x}_{what}": pairs[:, :, i, :, j] for i, x, j, what in both}
+    decoded = known.decode(raw, tensor_scale=0.01 if "nv" in name else 1.0)
+    order = [known.fields[0].axes.index(axis) for axis in ("page", "head", "slot", "dim")]
+    layer = known.fields[0].axes.index("layer")
+    K, V = (np.transpose(x, [layer, *order])[0] for x in decoded)
+    q, table, lens = rng.standard_normal((1, 8, D)).astype(bfloat16), np.array([[2, 0, 3, 1]]), np.array([50])
+    rest = {"kv_layout": "HND"}
+    expected = mha_decode_paged(q.astype(np.float32), K, V, table, lens, backend="reference", **rest)
+    for backend in ("reference", "emulator"):
+        out = mha_decode_paged(q, cache[:, 0], cache[:, 1], table, lens, backend=backend, **rest, **options)
+        assert np.abs(out.astype(np.float32) - expected).max() < 2.0**-7 * np.abs(expected).max()
+
+
 def test_quarters_are_exact() -> None:
     """An e2m1 times an e4m3 scale over 2^7 is a float16, whatever they are."""
     codes, scale = np.arange(16, dtype=np.uint8), np.arange(127, dtype=np.uint8).view(float8_e4m3fn).astype(np.float64)
@@ -158,12 +204,19 @@ def changed(arrays: list[np.ndarray], options: dict[str, Any], **more: Any) -> A
 def test_bad_input() -> None:
     arrays, options = FourBits("e2m1").build()
     q, k, v, *_ = arrays
-    scale = options["k_block_scale"]
+    scale, some = options["k_block_scale"], np.ones((11, 16, 2), np.float32)
     columns = r"\(11, 16, 2, 8\), one of each 16 columns of k"
     for words, more in {
         r"k_block_scale has shape \(11, 16, 2, 4\): must be " + columns: {"k_block_scale": scale[..., :4]},
         "k_block_scale has dtype float32: must be float8_e4m3fn": {"k_block_scale": scale.astype(np.float32)},
         "v_block_scale is None: must be given with k_block_scale": {"v_block_scale": None},
+        r"v_block_scale has shape .*: must be \(11, 4, 2, 8, 4\), one of each 16 columns of v, of four slots side by": {
+            "v_block_scale": np.zeros((11, 4, 2, 4, 4), float8_e4m3fn)
+        },
+        "v_block_scale has strides .*: must be words of four bytes": {
+            "v_block_scale": np.zeros((11, 4, 2, 8, 8), float8_e4m3fn)[..., :4]
+        },
+        "k_min with k_block_scale: must be one of them": dict.fromkeys(("k_min", "v_min", "k_scale", "v_scale"), some),
         r"v_block_scale has strides .*: must be contiguous": {"v_block_scale": np.repeat(scale, 2, -1)[..., ::2]},
         "head dimension of v_cache 120: must be a multiple of 32 from 32": {
             "v_cache": v[..., :60], "v_block_scale": scale[..., :7]
@@ -183,6 +236,19 @@ def test_bad_input() -> None:
     }.items():
         with pytest.raises(ValueError, match=words):
             changed(arrays, options, **more)
+    int4, by = FourBits("int4").build()
+    for words, more in {
+        "v_min is None: must be given with k_min": {"k_min": some},
+        r"k_scale is 0.5: must be of shape \(11, 16, 2\), as k_min is": {"k_min": some, "v_min": some, "k_scale": 0.5},
+        r"k_min has shape \(11, 16\): must be \(11, 16, 2\), one of each token and head of k": {
+            "k_min": some[..., 0], "v_min": some
+        },
+        "k_min has dtype float64: must be float32 or float16": {"k_min": some.astype(np.float64), "v_min": some},
+        "v_scale has dtype float32: must be that of v_min, float16": {"k_min": some, "v_min": some.astype(np.float16)},
+        "k_scale has dtype float16: must be float32": {"k_scale": some.astype(np.float16)},
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            changed(int4, by, **more)
     plain = [np.ones((*cache.shape[:-1], 128), bfloat16).swapaxes(1, 2) for cache in (k, v)]
     ignored = mha_decode_paged(q, *plain, *arrays[3:], kv_layout="HND", k_scale=np.ones((11, 16, 2), np.float32))
     assert (ignored == mha_decode_paged(q, *plain, *arrays[3:], kv_layout="HND")).all()

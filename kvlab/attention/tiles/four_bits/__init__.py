@@ -9,4 +9,5 @@ emulated CTA reads two by ldmatrix, as of integers. Sums are the same, wavefront
 
 ``key_blocks``, ``value_blocks``  the scales of the blocks of K's and V's tile
 ``quarters_of_e2m1``, ``quarters_of_int4``  elements -> four tiles in float16
+``row_sums``, ``add_minima``  what codes over minima of tokens, which are converted less 8, lack in the sums of products
 """

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features.rope import split
+from kvlab.attention.features.scales import SIDE_BY_SIDE
 from kvlab.attention.tiles.masked import load
 
 Array = np.ndarray[Any, Any]
@@ -25,7 +26,8 @@ def value_blocks(features: Any, page: Array, slot: Array, kv_head: Array, exists
 
 
 def block_scales(scale_array: Array | None, page: Array, slot: Array, kv_head: Array, exists: Array) -> Array:
-    """Rows of ``scale_array`` ``[pages, page_size, Hkv, D / 16]``.
+    """Rows of ``scale_array`` ``[pages, page_size, Hkv, D / 16]`` or, in the 4x4 order, ``[.., page_size / 4, Hkv,
+    D / 16, 4]``.
 
     >>> scales = np.arange(8.0).reshape(1, 2, 1, 4)
     >>> block_scales(scales, np.array([[0, 0]]), np.array([[1, 0]]), np.array([0]), np.array([[True, False]])).tolist()
@@ -33,8 +35,9 @@ def block_scales(scale_array: Array | None, page: Array, slot: Array, kv_head: A
     """
     scale = np.ones(1, np.float32)
     if scale_array is not None:
-        at = page[..., None], slot[..., None], kv_head[:, None, None], np.arange(scale_array.shape[3])  #- address
-        scale = load(scale_array, at, mask=exists[..., None], other=0.0)
+        four, nth = np.divmod(slot[..., None], SIDE_BY_SIDE if scale_array.ndim == 5 else 1)  #- address
+        index = page[..., None], four, kv_head[:, None, None], np.arange(scale_array.shape[3]), nth  #- address
+        scale = load(scale_array, index[: scale_array.ndim], mask=exists[..., None], other=0.0)
     return scale
 
 
@@ -70,6 +73,15 @@ def code_of_int4(x: Array, limit: float) -> Array:
     """
     whole = np.minimum(np.floor(np.abs(np.where(x == x, x, 0.0)) + 0.5), limit).astype(np.int32)
     return np.where(x < 0, -whole, whole) & 15
+
+
+def code_of_uint4(x: Array, limit: float) -> Array:
+    """Nearest integer to ``x``, half away from zero, from 0 to limit; of NaN 0.
+
+    >>> code_of_uint4(np.float32([-9, 2.5, 16, np.nan]), 15.0).tolist()
+    [0, 3, 15, 0]
+    """
+    return np.where(x > 0, np.minimum(np.floor(x + 0.5), limit), 0.0).astype(np.int32)
 
 
 def halves_joined(code: Array) -> Array:

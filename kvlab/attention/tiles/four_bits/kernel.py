@@ -5,7 +5,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kvlab.attention.features.kernel import weighted_minima
+from kvlab.attention.features.scales import SIDE_BY_SIDE as _SIDE_BY_SIDE
 from kvlab.attention.tiles.kernel import load_tile
+
+SIDE_BY_SIDE = tl.constexpr(_SIDE_BY_SIDE)
+INT4 = tl.constexpr(
+    "{ .reg .b32 t, eight, many, less, part; mov.b32 eight, 0x64086408; mov.b32 many, 0xE408E408; "
+    "mov.b32 part, 0x2C002C00; mov.b32 less, 0xD480D480; "
+    "lop3.b32 $0, $4, 0x000F000F, eight, 0x6A; mov.b32 t, 0x64806480; lop3.b32 $1, $4, 0x00F000F0, t, 0x6A; "
+    "shr.b32 $3, $4, 8; lop3.b32 $2, $3, 0x000F000F, eight, 0x6A; lop3.b32 $3, $3, 0x00F000F0, t, 0x6A; "
+    "add.rn.f16x2 $0, $0, many; fma.rn.f16x2 $1, $1, part, less; add.rn.f16x2 $2, $2, many; "
+    "fma.rn.f16x2 $3, $3, part, less; }"
+)
+"""One more than 1024 by 8 and the integer is the float16 of their bits."""
+UINT4 = tl.constexpr(INT4.value.replace("0x64086408", "0x64006400").replace("0x64806480", "0x64006400"))
+"""The same of integers from 0 to 15, less 8."""
 
 
 @triton.jit
@@ -33,26 +48,66 @@ def block_scales(
     scale_ptr, page, slot, kv_head, exists, of_page, of_token, of_head,
     D: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, UNIT: tl.constexpr,
 ):
-    """Scales of blocks at ``scale_ptr``, whose strides count UNIT as one."""
+    """Scales of blocks at ``scale_ptr``, whose strides count UNIT as one: bytes, or words of four slots' bytes."""
     scale = 1.0
     if scale_ptr is not None:
-        first, row = kv_head * of_head * UNIT, (page * of_page + slot * of_token) * UNIT  #- address
+        words: tl.constexpr = scale_ptr.dtype.element_ty == tl.int32  #- address
+        at = slot // SIDE_BY_SIDE if words else slot  #- address
+        first, row = kv_head * of_head * UNIT, (page * of_page + at * of_token) * UNIT  #- address
         scale = load_tile(scale_ptr + first, row, exists, D // 4, FIRST // 4, REST // 4)
+        if words:
+            scale = bytes_of_words(scale, (slot % SIDE_BY_SIDE).to(tl.int32) * 8)  #- address
     return scale
 
 
 @triton.jit
+def bytes_of_words(words, shift):
+    """The byte at ``shift`` bits ``[BN]`` of each word of a row, in pieces."""
+    found = words[:0]
+    for i in tl.static_range(len(words)):
+        found = found + ((words[i] >> shift[:, None]) & 255,)
+    return found
+
+
+@triton.jit
+def row_sums(q, BLOCKS: tl.constexpr):
+    """Sums of the rows of q, ``[BM]``, where BLOCKS is -1: K has minima."""
+    total = 0.0
+    if BLOCKS < 0:
+        total = tl.sum(q[0].to(tl.float32), 1)
+        for i in tl.static_range(1, len(q)):
+            total = total + tl.sum(q[i].to(tl.float32), 1)
+    return total
+
+
+@triton.jit
+def add_minima(p, o, features, numbers, page, slot, kv_head, exists):
+    """The last accumulator and the weighted minima of V's tokens."""
+    if features.v_minima is not None:
+        last: tl.constexpr = len(o) - 1
+        more = tl.sum(weighted_minima(p, features, numbers, page, slot, kv_head, exists), 1)
+        return o[:last] + (o[last] + more[:, None],)
+    else:
+        return o
+
+
+@triton.jit
 def of_elements(blocks, WIDTH: tl.constexpr, PTX: tl.constexpr):
-    """2^7 times the e4m3 scale of each of WIDTH elements in float16, from the bytes ``[BN, WIDTH / 4]``."""
+    """2^7 times the e4m3 scale of each of WIDTH elements in float16, from the bytes ``[BN, WIDTH / 4]``: exponent and
+    mantissa of a code are those of a float16, and the code of NaN, 127, gets the bit that makes it one.
+    """
     BN: tl.constexpr = blocks.shape[0]
     codes = blocks.to(tl.int16)
     if PTX:
         scale = tl.inline_asm_elementwise(
-            "{ .reg .b32 t, by; shl.b32 t, $1, 7; mov.b32 by, 0x78007800; mul.rn.f16x2 $0, t, by; }", "=r,r",
+            "{ .reg .b32 t, u, by; shl.b32 t, $1, 7; add.u32 u, t, 0x00800080; lop3.b32 t, u, 0x40004000, t, 0xEA; "
+            "mov.b32 by, 0x78007800; mul.rn.f16x2 $0, t, by; }", "=r,r",
             [codes], dtype=tl.float16, is_pure=True, pack=2,
         )
     else:
-        scale = (codes << 7).to(tl.int16).to(tl.float16, bitcast=True) * 32768.0
+        bits = codes << 7
+        bits = bits | ((bits + 128) & 16384)
+        scale = bits.to(tl.int16).to(tl.float16, bitcast=True) * 32768.0
     return tl.reshape(tl.broadcast_to(scale[:, :, None], (BN, WIDTH // 4, 4)), (BN, WIDTH))
 
 
@@ -88,27 +143,22 @@ def e2m1(codes):
 
 
 @triton.jit
-def quarters_of_int4(quads, PTX: tl.constexpr):
-    """The same of signed integers: one more than 1024 by 8 and the integer is the float16 of their bits."""
+def quarters_of_int4(quads, PTX: tl.constexpr, UNSIGNED: tl.constexpr = False):
+    """The same of signed integers, or of UNSIGNED ones less 8."""
     if PTX:
         return tl.inline_asm_elementwise(
-            "{ .reg .b32 t, eight, many, less, part; mov.b32 eight, 0x64086408; mov.b32 many, 0xE408E408; "
-            "mov.b32 part, 0x2C002C00; mov.b32 less, 0xD480D480; "
-            "lop3.b32 $0, $4, 0x000F000F, eight, 0x6A; mov.b32 t, 0x64806480; lop3.b32 $1, $4, 0x00F000F0, t, 0x6A; "
-            "shr.b32 $3, $4, 8; lop3.b32 $2, $3, 0x000F000F, eight, 0x6A; lop3.b32 $3, $3, 0x00F000F0, t, 0x6A; "
-            "add.rn.f16x2 $0, $0, many; fma.rn.f16x2 $1, $1, part, less; add.rn.f16x2 $2, $2, many; "
-            "fma.rn.f16x2 $3, $3, part, less; }",
-            "=&r,=&r,=&r,=&r,r", [quads], dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
-            is_pure=True, pack=2,
+            UINT4 if UNSIGNED else INT4, "=&r,=&r,=&r,=&r,r", [quads],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
         )
     else:
-        return int4(quads), int4(quads >> 4), int4(quads >> 8), int4(quads >> 12)
+        flip: tl.constexpr = 0 if UNSIGNED else 8
+        return int4(quads, flip), int4(quads >> 4, flip), int4(quads >> 8, flip), int4(quads >> 12, flip)
 
 
 @triton.jit
-def int4(codes):
-    """The integer of the lowest four bits."""
-    return (((codes & 15) ^ 8) - 8).to(tl.float16)
+def int4(codes, flip: tl.constexpr):
+    """The integer of the lowest four bits, the bits of ``flip`` turned, less 8."""
+    return (((codes & 15) ^ flip) - 8).to(tl.float16)
 
 
 @triton.jit
@@ -135,6 +185,12 @@ def code_of_int4(x, limit: tl.constexpr):
     """Nearest integer to ``x``, half away from zero, from -limit to limit, in four bits; of NaN 0."""
     whole = tl.minimum(tl.floor(tl.abs(tl.where(x == x, x, 0.0)) + 0.5), limit).to(tl.int32)
     return tl.where(x < 0, -whole, whole) & 15
+
+
+@triton.jit
+def code_of_uint4(x, limit: tl.constexpr):
+    """Nearest integer to ``x``, half away from zero, from 0 to limit; of NaN 0."""
+    return tl.where(x > 0, tl.minimum(tl.floor(x + 0.5), limit), 0.0).to(tl.int32)
 
 
 @triton.jit

@@ -105,18 +105,25 @@ def lockstep(
         list[str] | None, typer.Argument(help="The kernel's twin (twins.py:scale) first; then NAME=VALUE.")
     ] = None,
     twin: Annotated[str | None, typer.Option("--twin", help="One twin of an operation alone.")] = None,
+    grid: Annotated[str | None, typer.Option("--grid", "-g", help="Of a kernel without markers: 4x2, say.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="With --grid: say which threads of sm_90, say, differ.")
+    ] = None,
+    unwritten: Annotated[
+        list[str] | None, typer.Option("--unwritten", help="With --grid: an array that nobody has written yet.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A page with both sources, .html.")] = None,
     json: Json = False,
 ) -> None:
     """Run a kernel and its NumPy twin and compare every output of every step. Ends with 1 where one differs.
 
-    kvlab lockstep mha_decode_paged, or kvlab lockstep kernels.py:scale twins.py:scale x=4x64:f32 factor=2.0, where each
-    file has a function launch that takes these arguments.
+    kvlab lockstep mha_decode_paged, or of your own, as it is: kvlab lockstep kernels.py:scale twins.py:scale
+    x=4x64:f32 factor=2.0 --grid 4. Without --grid each file has a function launch that takes these arguments.
     """
     from kvlab.command.calls import in_lockstep
 
     with _working("both sides run"):
-        answer = in_lockstep(operation, values or (), twin, output)
+        answer = in_lockstep(operation, values or (), twin, output, grid, target, unwritten or ())
     answer.give(json)
 
 

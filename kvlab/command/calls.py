@@ -166,28 +166,60 @@ def function_in(address: str) -> tuple[str, str]:
     return path.stem, name
 
 
-def in_lockstep(name: str, given: Sequence[str], twin: str | None, html: Path | None) -> Answer:
-    """``kvlab lockstep``: both sides of an operation, or of a pair in files, compared step by step."""
-    from kvlab.mirror import Twin, lockstep, lockstep_pair
+def in_lockstep(
+    name: str, given: Sequence[str], twin: str | None, html: Path | None, grid: str | None = None,
+    target: str | None = None, unwritten: Sequence[str] = (),
+) -> Answer:
+    """``kvlab lockstep``: both sides of an operation, or of a pair in files, compared step by step.
 
+    grid, target, unwritten   of a kernel without markers: as for :func:`kvlab.mirror.lockstep_kernel`
+    """
+    from kvlab.mirror import Twin, lockstep, lockstep_kernel, lockstep_pair
+
+    run: Any
+    if grid is None or ":" not in name:
+        for option, value in (("grid", grid), ("target", target), ("unwritten", unwritten)):
+            if value:
+                raise ValueError(f"{option} is {value!r}: must be left out but for a kernel with --grid")
     if ":" in name:
         if not given or ":" not in given[0] or "=" in given[0]:
             twin_name = f"'twins.py:{name.rpartition(':')[2]}'"
             raise ValueError(f"{name!r} is a kernel: must be followed by its twin, {twin_name}")
         kernel, emulator = function_in(name), function_in(given[0])
         case = arguments(given[1:], "random")
+        if grid is not None:
+            programs = tuple(int(n) if n.isdigit() else n for n in grid.split("x"))
+            both = _imported(kernel), _imported(emulator)
+            run = lockstep_kernel(both[0], both[1], case, programs, target=target, unwritten=list(unwritten))
+            return _compared(run, html, "\n".join(run.sentences))
+        if not hasattr(importlib.import_module(kernel[0]), "launch"):
+            raise ValueError(f"grid is None: must be given, '--grid 4x2' say, as {kernel[0]} has no function launch")
         launches = [f"{module}:launch" for module, _ in (kernel, emulator)]
         pair = Twin(kernel[1], kernel=":".join(kernel), emulator=":".join(emulator))
         run = lockstep_pair(pair, (launches[0], launches[1]), case)
     else:
         folder, case, alone = case_of(name, given)
         run = lockstep(folder.rpartition(".")[2], case, twin=twin, emulator=alone)
+    return _compared(run, html, run.finding)
+
+
+def _imported(address: tuple[str, str]) -> Any:
+    module, name = address
+    found = getattr(importlib.import_module(module), name, None)
+    if found is None:
+        raise ValueError(f"'{module}:{name}': there is no {name} in {module}")
+    return found
+
+
+def _compared(run: Any, html: Path | None, told: str) -> Answer:
+    """The answer of a lockstep: what was found, then the table of all that was compared."""
     first = run.first_difference
     data: dict[str, Any] = {
         "ok": run.ok, "compared": len(run.rows), "first_difference": None if first is None else str(first),
-        "steps": sorted({run.step_name(row) for row in run.rows}),
+        "steps": sorted({run.step_name(row) for row in run.rows}), "finding": run.finding,
     }
-    words = escape(str(run))
+    head = "[bold green]no difference[/bold green]" if run.ok else "[bold red]different[/bold red]"
+    words = f"{head}  {escape(told)}\n\n{escape(run.table().removesuffix(run.finding).rstrip())}"
     if html is not None:
         html.write_text(run.to_html(), encoding="utf-8")
         data["file"] = html

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,9 @@ def _made(address: str, values: dict[str, Any], target: str, warps: int, stages:
 def x_rayed(address: str, given: Sequence[str], target: str, warps: int, stages: int, page: Path | None) -> Answer:
     """``kvlab xray``: layouts, allocations, edges, resources, findings with cures; no where there are findings."""
     found = _made(address, literals(given), target, warps, stages)
-    return _answer(str(found), found.to_dict(), not found.findings, page, found.to_html)
+    many = len(found.findings)
+    head = f"[bold red]{many} finding{'s' * (many > 1)}[/bold red]" if many else "[bold green]no findings[/bold green]"
+    return _answer(head, str(found), found.to_dict(), not many, page, found.to_html)
 
 
 def differing(
@@ -45,12 +48,14 @@ def differing(
     both = (values, values | literals(changed))
     a, b = (_made(*one, warps, stages) for one in zip(addresses, both, targets, strict=True))
     found = diff(a, b)
+    head = "[bold green]no difference[/bold green]" if found.same else "[bold red]different[/bold red]"
     title = f"{a.name} on {a.target}, {b.name} on {b.target}"
-    return _answer(str(found), found.to_dict(), found.same, page, lambda: document(title, found._repr_html_()))
+    html = functools.partial(document, title, found._repr_html_(), style="body{margin:24px}")
+    return _answer(head, str(found), found.to_dict(), found.same, page, html)
 
 
-def _answer(words: str, data: dict[str, Any], yes: bool, page: Path | None, html: Any) -> Answer:
-    words = escape(words)
+def _answer(head: str, words: str, data: dict[str, Any], yes: bool, page: Path | None, html: Any) -> Answer:
+    words = f"{head}  {escape(words)}"
     if page is not None:
         page.write_text(html(), encoding="utf-8")
         data, words = data | {"file": page}, f"{words}\n{escape(str(page))} written"

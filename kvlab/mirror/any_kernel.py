@@ -71,6 +71,11 @@ class KernelLockstep(Lockstep):
     def finding(self) -> str:
         """A few sentences: what is wrong with the kernel's accesses, the first difference, the kernel's line, what it
         looks like, and with a ``target`` which threads hold it."""
+        return "; ".join(self.sentences)
+
+    @property
+    def sentences(self) -> list[str]:
+        """The finding, one by one."""
         parts = [str(fault) for fault in self.memory.faults]
         if self.first_difference is not None or not parts:
             parts.append(super().finding)
@@ -82,7 +87,12 @@ class KernelLockstep(Lockstep):
             parts.append(str(self.explanation))
             if self.target is not None:
                 parts.append(self.lanes(self.target))
-        return "; ".join(parts)
+        return parts
+
+    @property
+    def alarms(self) -> dict[tuple[str, int], str]:
+        """Faults of accesses to memory at lines of the kernel's text: (path, line) -> kind."""
+        return {(self.proposal.kernel.path, fault.line): fault.kind for fault in self.memory.faults}
 
     def lanes(self, target: str = "sm_90", **options: Any) -> str:
         """Words for the threads that hold the elements of the first difference in the kernel compiled for ``target``.

@@ -229,6 +229,16 @@ class Lockstep:
         return f"no step differs ({programs}){largest}"
 
     @property
+    def sentences(self) -> list[str]:
+        """The finding, sentence by sentence."""
+        return [self.finding]
+
+    @property
+    def alarms(self) -> dict[tuple[str, int], str]:
+        """Faults of accesses to memory at lines of the kernel's text: (path, line) -> kind."""
+        return {}
+
+    @property
     def legend(self) -> str:
         """Legend of the numbers between the sources, and the meaning of agreement."""
         rules = "; ".join(dict.fromkeys(m.rule for m in self.maxima if m.rule))

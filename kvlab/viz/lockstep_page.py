@@ -6,6 +6,7 @@ import html
 import io
 import keyword
 import tokenize
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from kvlab.mirror.lines import Beside, beside
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _RULES = """
 .finding{padding:8px 10px;font-weight:600;overflow-wrap:anywhere}
 .finding.bad{color:var(--kvlab-alarm)}
+.finding div{margin:4px 0 0 20px;font-weight:400}
 .note{padding:6px 10px;color:var(--kvlab-soft);font-size:12px;border-top:1px solid var(--kvlab-rule)}
 .sources{overflow:auto}
 table{border-collapse:collapse;width:100%;min-width:720px;table-layout:fixed}
@@ -35,6 +37,7 @@ b{color:var(--kvlab-word);font-weight:600}
 i{color:var(--kvlab-soft);font-style:normal}
 s{color:var(--kvlab-string);text-decoration:none}
 .m{background:var(--kvlab-band);font-weight:600}
+.line.alarm{background:var(--kvlab-alarmed);color:var(--kvlab-alarm);font-weight:600}
 tr.bad>td.middle,tr.first>td{background:var(--kvlab-alarmed)}
 tr.first>td{border-top:2px solid var(--kvlab-alarm);border-bottom:2px solid var(--kvlab-alarm)}
 tr.more>td{border-top-color:transparent}
@@ -63,10 +66,11 @@ def fragment(run: Lockstep) -> str:
 
 
 def _view(run: Lockstep, rules: str) -> str:
-    finding, bad = html.escape(run.finding), run.first_difference is not None
+    bad, (finding, *more) = not run.ok, map(html.escape, run.sentences)
     twins = "".join(_twin(run, name, kernel, emulator) for name, kernel, emulator in run.ran)
     body = (
-        f'<div class="finding{" bad" * bad}">{_mark(not bad)} {finding[:1].upper()}{finding[1:]}</div>'
+        f'<div class="finding{" bad" * bad}">{_mark(not bad)} {finding[:1].upper()}{finding[1:]}'
+        f'{"".join(f"<div>{one}</div>" for one in more)}</div>'
         f'<div class="sources" tabindex="0">{twins}{_returned(run)}</div>'
         f'<div class="note">{html.escape(run.legend)}</div>'
     )
@@ -89,6 +93,8 @@ def _twin(run: Lockstep, name: str, kernel: TwinSide, emulator: TwinSide) -> str
     for (lines, step), (others, _) in zip(left, right, strict=True):
         listed = kernel.steps[step].marker.outputs if step is not None else ()
         flags, middle = _errors(run, name, step, listed) if step is not None else ("", "")
+        alarmed = {line: kind for line in lines if (kind := run.alarms.get((kernel.path, line)))}
+        middle += "".join(f'<div class="flag">&#10007; {kind.upper()}<br>line {n}</div>' for n, kind in alarmed.items())
         aligned = [Beside(lines, others)]
         if step is not None and name in run.lines:
             marker = Beside(lines[:1], others[:1])
@@ -97,8 +103,8 @@ def _twin(run: Lockstep, name: str, kernel: TwinSide, emulator: TwinSide) -> str
         for number, row in enumerate(aligned):
             first = step is not None and not number
             one, other = (
-                _code(there, colour, first, row.kinds)
-                for there, colour in zip((row.kernel, row.emulator), colours, strict=True)
+                _code(there, colour, first, row.kinds, alarms)
+                for there, colour, alarms in zip((row.kernel, row.emulator), colours, (alarmed, {}), strict=True)
             )
             kind = flags if not number else flags.replace('class="', 'class="more ') or ' class="more"'
             rows.append(f"<tr{kind}><td>{one}</td>{cell if not number else ''}<td>{other}</td></tr>")
@@ -155,17 +161,19 @@ def _returned(run: Lockstep) -> str:
     )
 
 
-def _code(lines: range, coloured: dict[int, str], step: bool, alone: tuple[str, ...] = ()) -> str:
-    """Lines of a source; those that are on this side ``alone``, for these reasons, are folded."""
+def _code(
+    lines: range, coloured: dict[int, str], step: bool, alone: tuple[str, ...] = (), alarms: Collection[int] = ()
+) -> str:
+    """Lines of a source, ``alarms`` red; those that are on this side ``alone``, for these reasons, are folded."""
     if alone and lines:
         head = f'<span class="quiet">{len(lines)} line{"s" * (len(lines) > 1)} here only: {", ".join(alone)}</span>'
-        return f"<details><summary>{head}</summary>{_code(lines, coloured, step)}</details>"
+        return f"<details><summary>{head}</summary>{_code(lines, coloured, step, (), alarms)}</details>"
     shown = list(lines)
     while shown and not coloured.get(shown[-1], "").strip():
         shown.pop()
     out = []
     for line in shown:
-        kind = " m" if step and line == shown[0] else ""
+        kind = " alarm" if line in alarms else " m" if step and line == shown[0] else ""
         text = coloured.get(line, "")
         indent = len(text) - len(text.lstrip(" "))
         out.append(f'<span class="line{kind}" style="--indent:{indent}"><span class="n">{line}</span>{text}\n</span>')

@@ -25,6 +25,13 @@ from kvlab.xray.edges import Allocation, Edge, brief
 from kvlab.xray.resources import Resources
 
 
+class LayoutCure(Cure):
+    """A layout of shared memory with fewer wavefronts, with the counts that prove it."""
+
+    def __str__(self) -> str:
+        return f"{brief(self.layout)}: {self.wavefronts} wavefronts of all that touches the tile, before {self.given}"
+
+
 @dataclass(frozen=True)
 class Remedy:
     """A change, in words, and what the model counts with it: ``before`` and ``after`` in the same unit.
@@ -41,7 +48,7 @@ class Remedy:
     after: int = 0
     layout: Encoding | None = None
     tried: int = 0
-    proof: Cure | None = None
+    proof: LayoutCure | None = None
 
 
 def shared_layouts(piece: Allocation, edges: Sequence[Edge], arch: str) -> list[Remedy]:
@@ -74,7 +81,7 @@ def shared_layouts(piece: Allocation, edges: Sequence[Edge], arch: str) -> list[
     best += [as_it_is] * (not piece.fixed and isinstance(as_it_is.change, PaddedSharedLayout))
     return [
         Remedy(brief(one.layout), as_it_is.given, one.wavefronts, one.layout, len(one.candidates),
-               replace(one, given=as_it_is.given, before=as_it_is.before))
+               LayoutCure(**vars(one) | {"given": as_it_is.given, "before": as_it_is.before}))
         for one in best if one.wavefronts < as_it_is.given
     ]
 
@@ -164,9 +171,9 @@ def register_order(edge: Edge, arch: str) -> Remedy | None:
     after, layout = min(counted, key=lambda pair: pair[0])
     if after >= edge.sectors:
         apart = min((abs(step) for step in fitted if step), default=0)
-        return Remedy(f"no order of its dimensions needs fewer sectors, as neighbouring elements lie {apart} B apart "
-                    "in memory: the dimension that is contiguous there as the tile's, or the tensor stored so",
-                    edge.sectors, edge.sectors, None, len(counted))
+        words = ("a tile along the dimension that is contiguous in memory, or the tensor stored the other way round: "
+                 f"its neighbouring elements lie {apart} B apart in memory, no order of lanes needs fewer sectors")
+        return Remedy(words, edge.sectors, edge.sectors, None, len(counted))
     return Remedy(f"lanes along dimension {layout.order[0]}, which has stride 1 in memory: {brief(layout)}",
                   edge.sectors, after, layout, len(counted))
 

@@ -88,7 +88,8 @@ _STYLE = (
     ".kvlab-xray th,.kvlab-xray td{text-align:left!important;padding:2px 10px 2px 0;vertical-align:top;"
     "border-bottom:1px solid color-mix(in srgb,currentColor 18%,transparent);background:none!important}"
     ".kvlab-xray td.n{text-align:right!important;font-variant-numeric:tabular-nums}"
-    ".kvlab-xray li{margin:.35em 0}.kvlab-xray b.bad{color:#c4006a}.kvlab-xray code{font:12px ui-monospace,monospace}"
+    ".kvlab-xray li{margin:.35em 0}.kvlab-xray b.bad{color:#c4006a;color:light-dark(#c4006a,#ff6ab0)}"
+    ".kvlab-xray code{font:12px ui-monospace,monospace}"
     ".kvlab-xray summary{cursor:pointer;margin:.5em 0}.kvlab-xray .quiet{opacity:.7}"
 )
 
@@ -177,11 +178,11 @@ def _layouts(xray: XRay) -> str:
 
 
 def difference_html(both: Any) -> str:
-    """A difference as a table, findings below it."""
-    head = ("number", f"{both.a.name} on {both.a.target}", f"{both.b.name} on {both.b.target}")
+    """A difference as a table, findings above it."""
+    head = ("number", f"a: {both.a.name} on {both.a.target}", f"b: {both.b.name} on {both.b.target}")
     rows = "".join(f"<tr><td>{_e(name)}</td><td class=n>{_e(a)}</td><td class=n>{_e(b)}</td></tr>"
                    for name, a, b in both.rows)
     words = "".join(f"<li>gone: {_e(one)}</li>" for one in both.gone) + \
         "".join(f"<li><b class='bad'>new</b>: {_e(one)}</li>" for one in both.new)
     names = "".join(f"<th>{_e(name)}</th>" for name in head)
-    return f"<style>{_STYLE}</style><div class='kvlab-xray'><table><tr>{names}</tr>{rows}</table><ul>{words}</ul></div>"
+    return f"<style>{_STYLE}</style><div class='kvlab-xray'><ul>{words}</ul><table><tr>{names}</tr>{rows}</table></div>"

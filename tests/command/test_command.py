@@ -307,3 +307,42 @@ def test_lockstep_of_an_operation_and_of_a_pair_in_files(kvlab, tmp_path):
     assert kvlab("lockstep", pair[0], f"{tmp_path}/scale_twins.py:scale", *pair[1:])[0] == 0
     code, out, _ = kvlab("lockstep", pair[0], f"{tmp_path}/wrong_twins.py:scale", *pair[1:], "--json")
     assert (code, json.loads(out)["first_difference"][:20]) == (1, "scale.multiply, prog"), out
+
+
+PLAIN_KERNEL = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def scale(x_ptr, out_ptr, factor, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(x_ptr + offsets, mask=offsets < n) * factor
+    tl.store(out_ptr + offsets, y, mask=offsets < n)
+"""
+PLAIN_TWIN = """
+import numpy as np
+
+def scale(x_ptr, out_ptr, factor, n, BLOCK, pid):
+    offsets = pid * BLOCK + np.arange(BLOCK)
+    y = np.float32(np.where(offsets < n, x_ptr[offsets % len(x_ptr)] * {factor}, 0))
+    out_ptr[offsets[offsets < n]] = y[offsets < n]
+"""
+
+
+@pytest.mark.interpreter
+def test_lockstep_of_a_kernel_without_markers(kvlab, tmp_path):
+    """Rests on the kernel, interpreted: the twin that forgets its factor. The line of the kernel is said first."""
+    (tmp_path / "plain_kernels.py").write_text(PLAIN_KERNEL)
+    (tmp_path / "plain_twins.py").write_text(PLAIN_TWIN.format(factor="factor"))
+    (tmp_path / "plain_wrong.py").write_text(PLAIN_TWIN.format(factor="1"))
+    kernel, values = f"{tmp_path}/plain_kernels.py:scale", ("x_ptr=40:f32", "out_ptr=40:f32=0", "factor=2.0", "n=40",
+                                                            "BLOCK=16")
+    assert kvlab("lockstep", kernel, f"{tmp_path}/plain_twins.py:scale", *values, "--grid", "3")[0] == 0
+    code, out, _ = kvlab("lockstep", kernel, f"{tmp_path}/plain_wrong.py:scale", *values, "--grid", "3", "--json")
+    assert code == 1
+    assert "line 8: `y = tl.load(" in json.loads(out)["finding"]
+    assert "scale missing: the first is 2 times the second" in json.loads(out)["finding"]
+    code, _, error = kvlab("lockstep", kernel, f"{tmp_path}/plain_twins.py:scale", *values)
+    assert (code, "grid is None: must be given" in error) == (2, True), error
+    code, _, error = kvlab("lockstep", "merge_states", "--grid", "3")
+    assert (code, "grid is '3': must be left out" in error) == (2, True), error

@@ -386,7 +386,6 @@ staged.load_from_dram()  # tile 0 into registers, stage 0 of the ring
 staged.load_from_dram()  # tile 1, stage 1
 staged.copy_to_shared(1)
 print("of each thread, vectors of both stages x elements:", staged.load_tile)
-staged
 
 # %% [markdown]
 # ## What MAX cannot mean
@@ -403,7 +402,6 @@ with warnings.catch_warnings(record=True) as said:
 print(said[0].message)
 part.load_from_dram(0)
 part.load_from_dram(1)
-part
 
 # %% [markdown]
 # **Question 3.** After these two loads, which columns of key 70 are in shared memory?

@@ -115,6 +115,8 @@ class Compiled:
         registers."""
         if "cubin" not in self.asm:
             return self._descriptor("vgpr_spill_count")
+        if not self.stack:  # what is spilled lies there: ptxas, which alone tells how often, need not run again
+            return 0
         from triton.backends.nvidia.compiler import get_ptxas
 
         arch = re.search(r"^\.target (sm_(\d+)\w*)", self.asm["ptx"], re.M)

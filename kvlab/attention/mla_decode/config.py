@@ -126,11 +126,12 @@ def choose_config(
 
     16 or 32 rows with mma.sync or MFMA; on Hopper 64 keys, where pages hold whole tiles: one CTA an SM, the next tile
     in flight. ``wgmma``: more than 32 rows on sm_90 take 64, which compiles to wgmma, where the compiler at hand spills
-    nothing in it. Latents with scales go through registers: 16 rows, or these spill. float32 has no tensor cores on
-    NVIDIA: 16 rows x 32 keys with eight warps (16 keys before sm_90, or registers spill). e4m3 takes eight warps from
-    sm_100 on, for the same reason. ``emulated``: MAX's 16 rows x 128 keys on gfx950, where the compiled kernel would
-    spill them. ``batch_invariant``: a split for every 2048 keys that a row of the table holds, whatever the batch and
-    the device.
+    nothing in it. Latents with scales go through registers, which is a third of the instructions for 64 rows of wgmma
+    as for 16 of mma.sync, where some registers are put aside; elsewhere 16 rows, or all spill. float32 has no tensor
+    cores on NVIDIA: 16 rows x 32 keys with eight warps (16 keys before sm_90, or registers spill). e4m3 takes eight
+    warps from sm_100 on, for the same reason. ``emulated``: MAX's 16 rows x 128 keys on gfx950, where the compiled
+    kernel would spill them. ``batch_invariant``: a split for every 2048 keys that a row of the table holds, whatever
+    the batch and the device.
 
     >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, page_size=64,
     ...                            max_keys=32768)
@@ -149,6 +150,8 @@ one_page=True)
         BM, BN, num_warps, num_stages = (16, 16, 4, 1) if amd else (16, 32, 8, 1)
         if products == "mma.sync":
             BN = 16
+    elif problem.scaled and wgmma and products == "wgmma" and _bytes(64, 64, BV, BR, 2, 2, arch) <= shared_limit(arch):
+        BM, BN, num_warps, num_stages, places = 64, 64, 8, 2, processors
     elif problem.scaled:
         BM, BN, num_warps, num_stages = (16, 16, 4, 1) if amd else (16, 32, 8, 2)
     elif amd:

@@ -31,7 +31,10 @@ for the rope columns beside it::
 
     loop: wait_group(0), barrier, fence.proxy.async, wgmma of the latents, wgmma.wait_group(0), wgmma of the rope part,
           wgmma.wait_group(0), softmax, wgmma O += P V, barrier, copy the next latents, commit, copy the next rope,
-          commit                                                                (P V is still in flight)"""
+          commit                                                                (P V is still in flight)
+
+e4m3 latents beside a scale of each 128 are converted on their way as K of prefill, and both products read the one place
+in which they are of 16 bits."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def _places(shape: WgmmaShape) -> dict[str, PlainRows]:
         if rows * cols:
             places[at] = PanelTile(rows, cols, base, itemsize)
             base += places[at].nbytes
-    for role, cols in (("k", shape.BD), ("v", shape.v_width)):
+    for role, cols in (("k", shape.BD), ("v", 0 if shape.v_in_k else shape.v_width)):
         for stage in range(shape.stages(role) if cols and shape.converted[role] else 0):
             at = f"{role} plain{stage}"
             places[at] = PlainRows(shape.BN, cols, base, shape.dram_dtype.itemsize)

@@ -78,19 +78,21 @@ class WgmmaTiles(LaunchedCTA):
         self.copies.by_registers(self.words["q"], dram, np.where(valid, offset, -1), self.shape.dtype.itemsize, "q")
         return SharedTile(self.smem, self.shape.places["q"], self.shape.dtype)
 
-    def load_k(self, tile: TileTensor, active: Array) -> SharedTile:
-        """The K tile in its panels, and V's tile as well if they are fetched ahead."""
+    def load_k(self, tile: TileTensor, active: Array, by_block: Array | None = None) -> SharedTile:
+        """The K tile in its panels, and V's tile as well if they are fetched ahead. Where it is converted it is
+        multiplied by ``by_block`` ``[programs, BN, blocks of 128 columns]`` if given.
+        """
         self.pipeline.load("k", tile)
         if self.shape.converted["k"]:
-            self._convert("k", active)
+            self._convert("k", active, by_block)
         else:
             self.hazards.fence_async()
-        return self._landed("k")
+        return self._shared_k()
 
     def load_v(self, tile: TileTensor | None, active: Array) -> SharedTile | TileView:
         """The V tile in its panels (None: it is K's, with ``v_in_k``)."""
         if tile is None:
-            return self._landed("k")
+            return self._shared_k()
         if self.shape.v_transposed:
             return self._transpose(tile, active)
         if self.holds_v and self.shape.BD == 0:  # the wait for S, of another model of these threads
@@ -114,12 +116,21 @@ class WgmmaTiles(LaunchedCTA):
         self.hazards.commit_group()
         self.hazards.wait_group(0)
 
-    def _convert(self, role: str, active: Array) -> None:
-        """A tile from its plain rows through registers into the panels, in the dtype of the product. The panels of V
-        lie where K's were."""
+    def _shared_k(self) -> SharedTile:
+        """The K tile that was loaded last: as it came, or as both products have it."""
+        if self.shape.v_in_k and self.shape.converted["k"]:
+            return SharedTile(self.smem, self.shape.panel("k0"), self.shape.dtype)
+        return self._landed("k")
+
+    def _convert(self, role: str, active: Array, by_block: Array | None = None) -> None:
+        """A tile from its plain rows through registers into the panels, in the dtype of the product, times ``by_block``
+        in float32 if given. The panels of V lie where K's were."""
         shape, at = self.shape, f"{role}0"
         self.hazards.read(self._used[self._landing(role)], f"{role} convert", self.pipeline.stage[role])
-        rows = self._landed(role).tile()
+        stored = rows = self._landed(role).tile()
+        if by_block is not None:
+            block = np.minimum(np.arange(rows.shape[2]) // 128, by_block.shape[2] - 1)  # in the padding: of zeros
+            rows = rows.astype(np.float32) * by_block[:, :, block]
         values = rows.astype(shape.dtype if role == "k" else shape.p_dtype)
         with self.own():
             if role == "v" and (shape.converted["k"] or shape.BD == 0):
@@ -129,7 +140,7 @@ class WgmmaTiles(LaunchedCTA):
             self.hazards.fence_async()
             self.hazards.barrier()
         programs = int(active.sum())
-        self.traffic.move("SMEM->registers", programs * rows[0].nbytes)
+        self.traffic.move("SMEM->registers", programs * stored[0].nbytes)
         self.traffic.move("registers->SMEM", programs * values[0].nbytes)
 
     def _transpose(self, tile: TileTensor, active: Array) -> TileView:

@@ -102,7 +102,8 @@ run
 # ## Where the bytes go
 #
 # The emulator counts what it moves. Shared memory answers an instruction in one or more passes (*wavefronts*); `ideal` is
-# the least that these bytes can take, `unswizzled` what the same tile would take stored row by row.
+# the least that these bytes can take, `unswizzled` what the same tile would take stored row by row. P, the weights, is written to
+# shared memory and read again: a warp has the scores of its own keys, and multiplies its columns of V with the weights of all.
 
 # %%
 traffic = Traffic(timeline=Timeline())

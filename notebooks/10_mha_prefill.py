@@ -114,8 +114,6 @@ traffic = Traffic()
 out = mha_prefill(*head, scale=capture.scale, backend="emulator", traffic=traffic)
 for edge, nbytes in traffic.moved.items():
     print(f"{edge:24}{nbytes:>9} bytes")
-for role, passes in traffic.wavefronts.items():
-    print(f"{role:24}{passes:>9} passes, ideal {traffic.ideal[role]:>6}, unswizzled {traffic.unswizzled[role]:>6}")
 flop = sum(2 * 2 * 64 * (i + 1) for i in range(N))
 print(f"{flop / sum(v for e, v in traffic.moved.items() if 'DRAM' in e):.0f} floating-point operations a byte of DRAM")
 

@@ -110,9 +110,10 @@ nbytes = None  # your answer, a number
 
 # %%
 ask("11.nbytes", nbytes)
-print(dict(traffic.moved))
-for role, passes in traffic.wavefronts.items():
-    print(f"{role:24}{passes:>9} passes, ideal {traffic.ideal[role]:>6}, unswizzled {traffic.unswizzled[role]:>6}")
+if nbytes is not None:
+    print(dict(traffic.moved))  # with the 9 queries of 448 numbers
+    for role, passes in traffic.wavefronts.items():
+        print(f"{role:24}{passes:>9} passes, ideal {traffic.ideal[role]:>6}, unswizzled {traffic.unswizzled[role]:>6}")
 
 # %% [markdown]
 # ## In lockstep

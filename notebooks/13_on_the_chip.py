@@ -167,13 +167,14 @@ ask("13.place", place)
 # %% [markdown]
 # ## What an access costs
 #
-# A kernel held one instruction 104 times, each time with other addresses; Nsight Compute counted the passes of shared memory of
-# each. The lanes of an *atomic* never share a word, and a compare and swap takes every pass twice. A *copy* has two sides:
-# lanes get in each other's way where they write the same bank of shared memory, or read the same bank of the cache.
+# A kernel held one instruction 104 times, each time with other addresses, and a second kernel 104 more; Nsight Compute counted the
+# passes of shared memory of each. The lanes of an *atomic* never share a word, and a compare and swap takes every pass twice. A
+# *copy* has two sides: lanes get in each other's way where they write the same bank of shared memory, or read the same bank of the
+# cache.
 
 # %%
 START = 4 * 65 * 104  # the copies read from here on, in bytes
-print(f"{'instruction':22} {'predicted':>9} {'measured':>9} {'wrong':>6}   (104 accesses)")
+totals = {}
 for key, counted in accesses["lanes"].items():
     op = key.split(",")[0]
     address, source = (unpack(counted[side]).reshape(-1, 32) for side in ("address", "source"))
@@ -182,7 +183,11 @@ for key, counted in accesses["lanes"].items():
     else:
         predicted, _, _ = count_wavefronts(op, address, counted["mask"])
     wrong = int((predicted != counted["wavefronts"]).sum())
-    print(f"{op:22} {predicted.sum():9} {counted['all_wavefronts']:9} {wrong:6}")
+    totals[op] = np.add(totals.get(op, 0), [predicted.sum(), counted["all_wavefronts"], wrong])
+
+print(f"{'instruction':22} {'predicted':>9} {'measured':>9} {'wrong':>6}   (208 accesses)")
+for op, (predicted, measured, wrong) in totals.items():
+    print(f"{op:22} {predicted:9} {measured:9} {wrong:6}")
 
 # %%
 lane = np.arange(32)
@@ -214,7 +219,7 @@ for atom_and_form, counts in by_atom.items():
 # %% [markdown]
 # ## A whole kernel
 #
-# MHA decode, 2 sequences of 2048 keys, 4 KV heads, bfloat16. The emulator moves every byte and counts; the chip's counters
+# MHA decode, 2 sequences of 2048 keys, 4 KV heads of 128 numbers, bfloat16. The emulator moves every byte and counts; the chip's counters
 # saw the compiled kernel on the same problem, with cold caches.
 
 # %%

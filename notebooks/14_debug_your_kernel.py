@@ -16,9 +16,10 @@
 # %% [markdown]
 # # 14. Debug your kernel
 #
-# A kernel gives wrong numbers, and no GPU is at hand. Write its *twin*, what it should do in NumPy, with the same names, and run both side by
-# side: *lockstep* compares every value that both bind and names the first that differs. The kernel needs no change and no
-# markers. It runs in Triton's interpreter, on the CPU; this notebook needs Triton.
+# A kernel gives wrong numbers, and no GPU is at hand. Write its *twin*, what it should do in NumPy, with the same names, and run both
+# side by side: *lockstep* compares every value that both bind and names the first that differs. The kernel needs no change and no
+# markers. It runs in Triton's interpreter, on the CPU. This notebook needs Triton: in a checkout `make demo` has installed it, or
+# `%pip install -e "..[kernels]"` does.
 #
 # *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; with Triton besides, on Linux,
 # and `kernels_to_debug.py` beside this notebook.*

@@ -18,7 +18,8 @@
 #
 # A kernel is right, and slow. What the compiler made of it can be read without a GPU: the layouts it chose, the instructions that
 # touch memory, how many passes and sectors each of them takes, registers, spills. `xray` compiles a Triton or Gluon kernel for a
-# GPU that is not there, counts, and says what helps. This notebook needs Triton.
+# GPU that is not there, counts, and says what helps. This notebook needs Triton: in a checkout `make demo` has
+# installed it, or `%pip install -e "..[kernels]"` does.
 #
 # *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; with Triton besides, on Linux,
 # and `kernels_to_debug.py` beside this notebook.*
@@ -50,7 +51,8 @@ guess.compare(load.sectors // load.ideal_sectors)
 strided
 
 # %% [markdown]
-# **Question 1.** The kernel wants 1024 floats. How many bytes does its load move?
+# **Question 1.** The kernel wants 1024 floats. How many bytes does its load move, all its instructions together? A sector moves for each
+# instruction that asks for it.
 
 # %% tags=["question"]
 moved = None  # your answer, a number
@@ -119,7 +121,7 @@ ask("15.saved", saved)
 # Notebook 7 has followed a tile of keys into shared memory by hand. What does a compiler make of the same way? `compiler_staging` compiles a small Triton kernel, attention without its
 # softmax, for a GPU that is not there. Its TTGIR, the compiler's last form with layouts, says where K and V lie in shared
 # memory and in registers. `match_staging` holds the byte address of every element, and the elements of every thread, against
-# an emulated buffer. All tiles here are whole: 128 tokens. From here on the notebook needs Triton.
+# an emulated buffer. All tiles here are whole: 128 tokens.
 
 # %%
 from dataclasses import replace

@@ -18,8 +18,9 @@
 #
 # A cache in pages is an array, whoever fills it. This notebook puts kvlab under other people's calls: one cache, read as
 # flash-attention, FlashInfer and vLLM read it, compiled, and over ranks; then under transformers, where a model writes text
-# with its keys in pages; at the end a small server. Needs the extras `kernels` and `models`. All runs on the CPU, in the
-# emulator (`backend="emulator"`); on a GPU leave the word out.
+# with its keys in pages; at the end a small server. Needs the extras `kernels` and `models`; in a checkout
+# `%pip install -e "..[kernels,models]"` brings them. All runs on the CPU, in the emulator (`backend="emulator"`); on a GPU leave
+# the word out.
 #
 # *No checkout here? `%pip install` takes the wheel that `pip wheel --no-deps .` makes in one; with torch and transformers
 # besides.*

@@ -106,8 +106,8 @@ drawn("vllm.int8_per_token_head", "llama_cpp.q8_0")
 drawn("llama_cpp.q4_0", "flashinfer.nvfp4")
 
 # %% [markdown]
-# **Question 2.** The last one, NVFP4, has half a byte for a number and a scale for each 16 of them. How many bytes does a token
-# take?
+# **Question 2.** The last one, NVFP4, has half a byte for a number and a scale of one byte for each 16 of them. How many bytes does a
+# token take in a layer of a larger model, with 8 KV heads of 128 numbers?
 
 # %% tags=["question"]
 per_token = None  # your answer, a number

@@ -260,7 +260,8 @@ QUESTIONS = {
     ),
     # 15. X-ray
     "15.moved": Question(32768, ["A sector has 32 bytes.", "The load moves 1024 of them."],
-                         [(4096, "so many bytes are wanted"), (1024, "these are sectors")]),
+                         [(4096, "so many bytes are wanted"), (1024, "these are sectors"),
+                          (16384, "so long is what the floats lie in; each sector of it moves for two instructions")]),
     "15.passes": Question(8, ["In which bank does each row of a matrix begin?"], [(1, "so it would be with the cure")]),
     "15.phases": Question((1, 8), ["Eight rows shall have eight different numbers r // per_phase % max_phase."],
                           [((2, 4), "rows 0 and 1 have the same place"), ((1, 4), "rows 0 and 4 have the same place"),
@@ -286,8 +287,9 @@ QUESTIONS = {
         [(3717, ELEMENTS), (1290, "that is where K's lies"), (8586, "so it would be in HND, heads before slots")],
     ),
     "17.per_token": Question(
-        216, ["Two e2m1 to a byte, and a scale of one byte for 16 dims.", "3 heads of 32 + 4 bytes, for K and for V."],
-        [(192, "the scales are missing"), (108, "that is K alone"), (72, "that is one head")],
+        1152, ["Two e2m1 to a byte, and a scale of one byte for 16 dims.", "8 heads of 64 + 8 bytes, for K and for V."],
+        [(1024, "the scales are missing"), (576, "that is K alone"), (144, "that is one head"),
+         (216, "that is a token of this model")],
     ),
     "17.whose": Question(
         1, ["Slot 0, dim 16 is the second entry to the reader. What has the writer as its second?",

@@ -55,14 +55,19 @@ class Prediction:
 
     @value.setter
     def value(self, guess: Any) -> None:
-        found = [i for i, one in enumerate(self.choices) if same(one, guess)]
-        require(found, f"value is {shown(guess)}", f"one of {', '.join(map(str, self.choices))}")
-        self._value = self.choices[found[0]]
+        at = self._which("value", guess)
+        self._value = self.choices[at]
         if self._widget is not None:
-            self._widget.chosen = found[0]
+            self._widget.chosen = at
+
+    def _which(self, name: str, answer: Any) -> int:
+        found = [i for i, one in enumerate(self.choices) if same(one, answer)]
+        require(found, f"{name} is {shown(answer)}", f"one of {', '.join(map(str, self.choices))}")
+        return found[0]
 
     def compare(self, truth: Any) -> None:
-        """Print the guess beside what is true."""
+        """Print the guess beside what is true. ValueError for what is none of the choices."""
+        self._which("truth", truth)
         if self.value is None:
             print(f"It is {truth}. (You made no guess.)")
         else:

@@ -42,6 +42,10 @@ shown = explore(Swizzle(3, 4, 3, "byte"))
 shown""",
     "print(shown.bits, shown.lane)",
     "shown.set(lane=20, column=3)",
+    """from IPython.display import HTML
+from kvlab.viz.pen.host import view
+
+HTML(view("other", "<form>a box of another name</form>", rules="{padding:3px} form{margin:5px}", label="Other"))""",
 )
 
 
@@ -118,6 +122,11 @@ def test_an_explorer_and_python_have_one_state(lab: str, page: Callable[..., Any
     at = tab.tab
     at.evaluate(RUN_ONE, 0)
     at.wait_for_selector(".kvlab-explorer svg text")
+    at.evaluate(RUN_ONE, 3)  # a style that comes later changes no box of another name
+    at.wait_for_selector(".other form")
+    for box, (padding, margin) in {".kvlab-explorer": ("10px", "24px"), ".other": ("3px", "5px")}.items():
+        look = "box => [getComputedStyle(box).paddingTop, getComputedStyle(box.querySelector('form')).marginLeft]"
+        assert at.eval_on_selector(box, look) == [padding, margin]
     at.locator(".kvlab-explorer input[name=bits]").fill("2")
     at.locator("rect[data-set='{\"lane\":9}']").last.hover()
     at.evaluate(RUN_ONE, 1)

@@ -287,7 +287,7 @@ truth = (stored.blocks.nbytes + stored.scales.nbytes) // (16 * 4)
 truth = formats["vllm.blocks_first"].where("v", slot=3, head=1, dim=5)
 """,
         "17.per_token": """
-truth = formats["flashinfer.nvfp4"].bytes_per_token
+truth = known_format("flashinfer.nvfp4", pages=1, page_size=16, heads=8, dim=128).bytes_per_token
 """,
         "17.whose": """
 held, where = writer.field("v_scale").find(8 * reader.where("v_scale", slot=0, head=0, dim=16))

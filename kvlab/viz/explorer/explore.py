@@ -189,7 +189,7 @@ def module() -> str:
 @functools.cache
 def css() -> str:
     """The style of an explorer: nothing of a host's page changes it."""
-    return style(_RULES) + INLINE
+    return style("kvlab-explorer", _RULES) + INLINE
 
 
 @functools.cache

@@ -70,38 +70,41 @@ def view(name: str, body: str, *, rules: str, label: str) -> str:
     label    what a screen reader says of the whole
 
     >>> text = view("dot", "<table><tr><td>1</td></tr></table>", rules="td{color:var(--kvlab-soft)}", label="One")
-    >>> ".kvlab-view:not(#_) td{color:var(--kvlab-soft)}" in text
+    >>> ".kvlab-view.dot:not(#_) td{color:var(--kvlab-soft)}" in text
     True
     """
     return (
-        f'<div class="kvlab-view {name}" role="figure" aria-label="{html.escape(label)}"><style>{style(rules)}</style>'
-        f"{body}</div>"
+        f'<div class="kvlab-view {name}" role="figure" aria-label="{html.escape(label)}">'
+        f"<style>{style(name, rules)}</style>{body}</div>"
     )
 
 
-def style(rules: str) -> str:
-    """CSS of all boxes of class ``kvlab-view``: that of :func:`view`, for a page that brings the boxes itself.
+def style(name: str, rules: str) -> str:
+    """CSS of boxes of classes ``kvlab-view`` and ``name``: that of :func:`view`, for a page that brings them itself.
 
-    >>> ".kvlab-view:not(#_) td{color:red}" in style("td{color:red}")
-    True
+    The ground is that of every box, and comes again with each style of a page; ``rules`` are for the boxes of this
+    name, and weigh more than the ground, wherever it comes.
+
+    >>> style("dot", "{padding:1px} td{color:red}").splitlines()[-2:]
+    ['.kvlab-view.dot:not(#_){padding:1px}', '.kvlab-view.dot:not(#_) td{color:red}']
     """
     plain = "".join(f"--kvlab-{name}:{light};" for name, (light, _) in _COLOURS.items())
     return "\n".join(
         [
             f"{_VIEW}{{{plain}}}",
             f"@supports (color:light-dark(#000,#fff)){{{_VIEW}{{{words(*_COLOURS)}}}}}",
-            _scoped(_GROUND),
+            _scoped(_VIEW, _GROUND),
             scheme(_VIEW),
-            _scoped(rules),
+            _scoped(_VIEW.replace(":", f".{name}:", 1), rules),
         ]
     )
 
 
-def _scoped(rules: str) -> str:
-    """Each selector inside our box; the one without a name is the box itself."""
+def _scoped(box: str, rules: str) -> str:
+    """Each selector inside the box; the one without a name is the box itself."""
     found = re.findall(r"([^{}]*)\{([^{}]*)\}", rules)
     return "\n".join(
-        ",".join(f"{_VIEW} {one.strip()}".strip() for one in re.split(r",(?![^(]*\))", selectors)) + f"{{{body}}}"
+        ",".join(f"{box} {one.strip()}".strip() for one in re.split(r",(?![^(]*\))", selectors)) + f"{{{body}}}"
         for selectors, body in found
     )
 

@@ -25,7 +25,7 @@
 # %%
 import numpy as np
 
-from kvlab.exercises import ask, hint
+from kvlab.exercises import ask, hint, predict
 from kvlab.layout import (
     Layout,
     TileTensor,
@@ -92,9 +92,16 @@ blocked
 # %% [markdown]
 # `size` is how many coordinates there are, `cosize` one more than the largest offset: how much memory the layout needs.
 # They differ when there are holes (padding), or when several coordinates share an offset (stride 0, a broadcast).
+#
+# **Guess.** `(4,8):(0,1)` has 32 coordinates, and a row costs nothing. How much memory does it need?
+
+# %%
+guess = predict(1, 4, 8, 32)
+guess
 
 # %%
 padded, broadcast = Layout("(4,8):(9,1)"), Layout("(4,8):(0,1)")
+guess.compare(broadcast.cosize)
 for layout in (padded, broadcast):
     print(layout, "size", layout.size, "cosize", layout.cosize)
 padded

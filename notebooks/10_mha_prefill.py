@@ -31,7 +31,7 @@ from kvlab.attention import explain, mha_prefill, mha_prefill_cache
 from kvlab.attention.masks import CausalMask, ChunkedCausalMask, SlidingWindowCausalMask
 from kvlab.data import load_smollm2
 from kvlab.demo.steps import paged_cache
-from kvlab.exercises import ask, hint
+from kvlab.exercises import ask, hint, predict
 from kvlab.hardware import get_atom
 from kvlab.mirror import lockstep
 from kvlab.staging import Traffic
@@ -78,9 +78,16 @@ loaded = None  # your answer, a number
 ask("10.loaded", loaded)
 
 # %% [markdown]
-# A window or chunks leave fewer. (A window of 64 keys; chunks of 128.)
+# A window or chunks leave fewer.
+#
+# **Guess.** Each row sees the last 64 keys only. How many of the 15 tiles are loaded now?
 
 # %%
+guess = predict(3, 5, 7, 11)
+guess
+
+# %%
+guess.compare(int((statuses(SlidingWindowCausalMask(64)) != 3).sum()))
 for mask in (CausalMask(), SlidingWindowCausalMask(64), ChunkedCausalMask(128)):
     status = statuses(mask)
     print(f"{mask!r:40} {(status == 0).sum()} whole, {(status == 1).sum()} partial, {(status == 3).sum()} skipped")

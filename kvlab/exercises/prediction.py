@@ -39,6 +39,9 @@ class Prediction:
     >>> guess.value = 4
     >>> guess.compare(8)
     You guessed 4. It is 8.
+    >>> guess.compare(5)
+    Traceback (most recent call last):
+    ValueError: truth is 5: must be one of 1, 4, 8
     """
 
     def __init__(self, choices: Sequence[Any]) -> None:

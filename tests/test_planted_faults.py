@@ -58,6 +58,9 @@ def test_a_wrong_kernel_is_named(name: str, tmp_path: Path) -> None:
     assert not found.ok
     assert [words for words in fault.named() if not re.search(words, found.finding)] == [], found.finding
     assert "no known pattern" not in found.finding or found.memory.faults
+    page = found.to_html()
+    assert 'class="finding bad"' in page
+    assert ("line alarm" in page) == bool(found.memory.faults)
 
 
 @pytest.mark.interpreter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -13,7 +14,16 @@ from kvlab.common.checks import shown
 from kvlab.hardware import SmemDescriptor, TensorMapSwizzle
 from kvlab.hardware.copies.tensor_map_words import BYTES, decode_tensor_map
 from kvlab.layout import CoordinateLayout, Layout, LinearLayout, from_cute
-from kvlab.layout.encodings import Encoding, SharedEncoding, from_fields, from_ttgir, ttgir_aliases
+from kvlab.layout.encodings import (
+    Encoding,
+    NVMMASharedLayout,
+    SharedEncoding,
+    SwizzledSharedLayout,
+    TensorMemoryLayout,
+    from_fields,
+    from_ttgir,
+    ttgir_aliases,
+)
 from kvlab.layout.encodings.gluon import CLASSES
 from kvlab.memory import as_dtype
 
@@ -117,7 +127,8 @@ def ttgir(text: str, dtype: Any, unit: Any, arch: str | None) -> Found | None:
     {'shape': (2, 2)}
     """
     typed = list(_TYPE.finditer(text))
-    if "#ttg." not in text and not typed:
+    named = re.search(r"#ttn?g\.", text)
+    if named is None and not typed:
         return None
     aliases, refused = ttgir_aliases(text), None
     for one in typed:
@@ -130,7 +141,7 @@ def ttgir(text: str, dtype: Any, unit: Any, arch: str | None) -> Found | None:
         return Found(aliases[name], {}, f"the last of {len(aliases)} that are named" if len(aliases) > 1 else "")
     if refused is not None:
         raise refused
-    return Found(from_ttgir(_encoding_at(text, text.index("#ttg."))))
+    return Found(from_ttgir(_encoding_at(text, named.start() if named else 0)))
 
 
 def _typed(match: re.Match[str], encoding: Encoding) -> Found:
@@ -192,6 +203,82 @@ def _constant(node: ast.expr) -> Any:
         raise ValueError(f"{ast.unparse(node)!r} of a Gluon layout: must be numbers, lists or layouts") from None
 
 
+TLX = {
+    "swizzled_shared_layout_encoding":
+        "vectorSize perPhase maxPhase order numCTAs numCTAsPerCGA numCTASplit numCTAOrder",
+    "nv_mma_shared_layout_encoding": "shape order elemType numCTAsPerCGA numCTASplit numCTAOrder fp4Padded",
+    "tensor_memory_layout_encoding": "blockM blockN unpacked CTASplitM CTASplitN",
+    "buffered_tensor_": "element_ty shape layout num",
+}
+"""Layouts of TLX, and its type of a buffer, with the values that each is made of and prints, in their order."""
+
+
+def tlx(text: str, dtype: Any, unit: Any, arch: str | None) -> Found | None:
+    """A layout of TLX, or the type of a buffer that has one, as it prints them (``name<..>``) or as a call.
+
+    >>> tlx("buffered_tensor_<fp16, [64, 32], nv_mma_shared_layout_encoding<[64, 32], [1, 0], fp16, [1, 1], [1, 1], "
+    ...     "[1, 1], False>, 2>", None, None, None).object.swizzle_byte_width
+    64
+    """
+    if not re.match(rf"(?:tlx\.)?(?:{'|'.join(TLX)})\b", text):
+        return None
+    name, given = _of_tlx(_parsed_tlx(text))
+    if name != "buffered_tensor_":
+        return Found(_tlx_layout(name, given, None), {})
+    element = _element_of_tlx(given["element_ty"])
+    shape = tuple(given["shape"])
+    layout = _tlx_layout(*_of_tlx(_parsed_tlx(str(given["layout"]))), element)
+    how = {"shape": shape} | ({"element_bytes": element.itemsize} if isinstance(layout, SharedEncoding) else {})
+    many = f", {given['num']} of them" if given["num"] else ""
+    return Found(layout, how, f"on {' x '.join(map(str, shape))} {element}{many}")
+
+
+def _parsed_tlx(text: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip().replace("<", "(").replace(">", ")"), mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"text is {shown(text)}: must be a whole layout of TLX, brackets closed") from None
+
+
+def _of_tlx(node: ast.expr) -> tuple[str, dict[str, Any]]:
+    """Class and values by name; a layout inside is its text, a type its name."""
+    name = ast.unparse(node.func if isinstance(node, ast.Call) else node).rpartition(".")[2]
+    known = TLX.get(name, "").split()
+    if not isinstance(node, ast.Call) or not known:
+        raise ValueError(f"{ast.unparse(node)!r} says no values: must be one of {', '.join(TLX)} with its values")
+    given = dict(zip(known, node.args, strict=False)) | {str(one.arg): one.value for one in node.keywords}
+    wrong = sorted(set(given) ^ set(known)) + ["more"] * (len(node.args) > len(known))
+    if wrong:
+        raise ValueError(f"{name} has {', '.join(given)}: must have {', '.join(known)}")
+    kept = {key: ast.unparse(value).rpartition("tlx.")[2].removeprefix("tl.")
+            if isinstance(value, ast.Call | ast.Name | ast.Attribute) else _constant(value)
+            for key, value in given.items()}
+    for key, value in kept.items():
+        if ("CTAsPer" in key or "CTASplit" in key) and set(value if isinstance(value, list) else [value]) != {1}:
+            raise ValueError(f"{key} is {value}: must be 1, layouts over CTAs of a cluster are not read")
+    return name, kept
+
+
+def _element_of_tlx(name: str) -> Any:
+    return as_dtype({"fp8e4nv": "f8E4M3FN", "fp8e5": "f8E5M2", "fp64": "f64"}.get(name, name))
+
+
+def _tlx_layout(name: str, given: Mapping[str, Any], element: Any) -> Encoding:
+    if name == "swizzled_shared_layout_encoding":
+        return SwizzledSharedLayout(*(given[key] for key in ("vectorSize", "perPhase", "maxPhase", "order")))
+    if name == "tensor_memory_layout_encoding":
+        if given["unpacked"] and element is None:
+            raise ValueError("unpacked is True: must have the elements, as the type buffered_tensor_<..> has them")
+        apart = 4 // element.itemsize if given["unpacked"] else 1
+        return TensorMemoryLayout((given["blockM"], given["blockN"]), apart)
+    if name != "nv_mma_shared_layout_encoding":
+        raise ValueError(f"{name!r} is no layout of TLX: must be one of {', '.join(list(TLX)[:-1])}")
+    shape, order, size = given["shape"], given["order"], _element_of_tlx(given["elemType"]).itemsize
+    row, rows = shape[order[0]] * size * (1 + given["fp4Padded"]), math.prod(shape) // shape[order[0]]
+    width = next((n for n in (128, 64, 32) if row % n == 0), 0) if len(shape) > 1 and rows >= 8 else 0
+    return NVMMASharedLayout(width, 8 * size, len(shape), order[0] == 0, given["fp4Padded"])
+
+
 def linear(text: str, dtype: Any, unit: Any, arch: str | None) -> Found | None:
     """A LinearLayout as Triton prints it: a line for each basis vector, then the output dimensions.
 
@@ -246,6 +333,7 @@ READERS: dict[str, Reader] = {
     "LinearLayout": linear,
     "TTGIR": ttgir,
     "Gluon": gluon,
+    "TLX": tlx,
     "CuTe": cute,
 }
 """In the order in which they are asked."""

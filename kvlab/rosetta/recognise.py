@@ -59,8 +59,8 @@ def recognise(
 
     text           a matrix descriptor of wgmma or tcgen05 (64 bits in hex); a tensor map (128 bytes in hex, as bytes or
                    words); encodings or types of TTGIR, with or without the lines that name them; the repr of a Gluon
-                   layout; a LinearLayout as Triton prints it; CuTe text; a swizzle mode of PTX, CUDA or TMA; or
-                   ``64x128``, a row-major tile
+                   layout; a layout of TLX, or the type of a buffer with it; a LinearLayout as Triton prints it; CuTe
+                   text; a swizzle mode of PTX, CUDA or TMA; or ``64x128``, a row-major tile
     dtype, swizzle_unit   of CuTe text (:func:`kvlab.layout.from_cute`)
     arch           ``"sm_90"`` or ``"sm_100"``: whose matrix descriptor; None takes the one whose constant bits fit
 
@@ -79,8 +79,8 @@ bfloat16.
     >>> recognise("hello")
     Traceback (most recent call last):
         ...
-    ValueError: text is 'hello': must be a matrix descriptor or tensor map in hex, TTGIR, a Gluon layout, a \
-LinearLayout dump, CuTe text, a swizzle mode of PTX, or rows x columns
+    ValueError: text is 'hello': must be a matrix descriptor or tensor map in hex, TTGIR, a Gluon layout, one of TLX, \
+a LinearLayout dump, CuTe text, a swizzle mode of PTX, or rows x columns
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"text is {shown(text)}: must be text")
@@ -91,6 +91,6 @@ LinearLayout dump, CuTe text, a swizzle mode of PTX, or rows x columns
         if isinstance(found, Found):
             return Recognised(notation, found.object, sentence_of(found.object, found.more), found.how)
     raise ValueError(
-        f"text is {shown(text)}: must be a matrix descriptor or tensor map in hex, TTGIR, a Gluon layout, a "
-        "LinearLayout dump, CuTe text, a swizzle mode of PTX, or rows x columns"
+        f"text is {shown(text)}: must be a matrix descriptor or tensor map in hex, TTGIR, a Gluon layout, one of TLX, "
+        "a LinearLayout dump, CuTe text, a swizzle mode of PTX, or rows x columns"
     )

@@ -21,6 +21,7 @@ from kvlab.layout.encodings import (
     SharedLinearLayout,
     SliceLayout,
     SwizzledSharedLayout,
+    TensorMemoryLayout,
 )
 
 
@@ -178,6 +179,12 @@ def _(thing: NVMMASharedLayout) -> str:
     major = f"the {'first' if thing.transposed else 'last'} dimension contiguous"
     kind = f"elements of {thing.element_bitwidth} bits{', fp4 with gaps' if thing.fp4_padded else ''}"
     return f"Shared memory as TMA writes and wgmma reads it: {swizzle}, {major}, {kind}"
+
+
+@_words.register
+def _(thing: TensorMemoryLayout) -> str:
+    apart = f", an element every {thing.col_stride} columns" if thing.col_stride > 1 else ""
+    return f"Tensor memory, blocks of {_by(thing.block)}: a row a lane, its elements along columns of 32 bits{apart}"
 
 
 @_words.register

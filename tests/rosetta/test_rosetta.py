@@ -15,7 +15,14 @@ import pytest
 from kvlab.hardware import SmemDescriptor, TensorMapSwizzle
 from kvlab.hardware.copies.tensor_map_words import ELEMENT_TYPES, decode_tensor_map
 from kvlab.layout import Layout, LinearLayout, Swizzle
-from kvlab.layout.encodings import AMDMFMALayout, BlockedLayout, SharedEncoding, SwizzledSharedLayout
+from kvlab.layout.encodings import (
+    AMDMFMALayout,
+    BlockedLayout,
+    NVMMASharedLayout,
+    SharedEncoding,
+    SwizzledSharedLayout,
+    TensorMemoryLayout,
+)
 from kvlab.memory import as_dtype
 from kvlab.rosetta import recognise
 from kvlab.rosetta.also import _offsets
@@ -43,6 +50,49 @@ def test_three_printers_of_one_layout_say_the_same(row):
         assert dump.object.out_dims == ours.out_dims
         bases = {name: steps for name, steps in ours.bases.items() if name != "block"}
         assert bases == {name: dump.object.bases[name] for name in bases}
+
+
+@pytest.mark.parametrize("shape, order, element", [
+    ([64, 64], [1, 0], "float16"), ([64, 48], [1, 0], "float16"), ([64, 16], [1, 0], "bfloat16"),
+    ([4, 64], [1, 0], "float16"), ([64, 8], [1, 0], "float16"), ([128, 64], [1, 0], "float8e4nv"),
+    ([2, 4, 32], [2, 1, 0], "float32"),
+])
+def test_a_buffer_of_tlx_has_the_swizzle_that_triton_makes_of_its_shape(shape, order, element):
+    """Rests on Gluon's default of the same attribute."""
+    gl = pytest.importorskip("triton.experimental.gluon.language")
+    theirs = gl.NVMMASharedLayout.get_default_for(shape, getattr(gl, element))
+    name = str(getattr(gl, element))  # fp16, as TLX prints it
+    ones = [1] * len(shape)
+    layout = f"nv_mma_shared_layout_encoding<{shape}, {order}, {name}, {ones}, {ones}, {ones}, False>"
+    found = recognise(f"buffered_tensor_<{name}, {shape}, {layout}, 3>")
+    ours = found.object
+    assert (ours.swizzle_byte_width, ours.element_bitwidth, ours.rank, ours.transposed) == (
+        theirs.swizzle_byte_width, theirs.element_bitwidth, theirs.rank, theirs.transposed)
+    assert (found.notation, found.how["shape"], 8 * found.how["element_bytes"]) == (
+        "TLX", tuple(shape), theirs.element_bitwidth)
+    assert found.sentence.endswith(", 3 of them.")
+
+
+def test_other_layouts_of_tlx():
+    """Rests on the values that the texts say."""
+    ones = "numCTAs=[1, 1], numCTAsPerCGA=[1, 1], numCTASplit=[1, 1], numCTAOrder=[1, 1]"
+    call = f"tlx.swizzled_shared_layout_encoding(vectorSize=4, perPhase=2, maxPhase=8, order=[0, 1], {ones})"
+    assert recognise(call).object == SwizzledSharedLayout(4, 2, 8, (0, 1))
+    turned = "nv_mma_shared_layout_encoding<[128, 64], [0, 1], fp16, [1, 1], [1, 1], [1, 1], False>"
+    assert recognise(turned).object == NVMMASharedLayout(128, 16, 2, True)
+    memory = recognise("buffered_tensor_<fp16, [128, 64], tensor_memory_layout_encoding(128, 64, True, 1, 1), 0>")
+    assert memory.object == TensorMemoryLayout((128, 64), 2)
+    assert "an element every 2 columns" in memory.sentence
+    assert recognise("#ttng.tensor_memory_encoding<blockM = 128, blockN = 64, colStride = 2>").object == memory.object
+    for text, says in {
+        "buffered_tensor_<fp16, [64, 64], swizzled_shared_layout_encoding, 2>": "says no values: must be one",
+        turned.replace("[1, 1], [1, 1], [1, 1]", "[2, 1], [1, 1], [1, 1]"): r"numCTAsPerCGA is \[2, 1\]: must be 1",
+        turned.replace(", False>", ">"): "must have shape, order, elemType, numCTAsPerCGA",
+        turned[:-1]: "must be a whole layout of TLX, brackets closed",
+        "tensor_memory_layout_encoding(128, 64, True, 1, 1)": "unpacked is True: must have the elements",
+    }.items():
+        with pytest.raises(ValueError, match=says):
+            recognise(text)
 
 
 def test_of_a_module_the_first_type_is_taken_that_is_whole():
@@ -225,7 +275,7 @@ def test_the_page_says_what_is_said():
     """Each text of docs/rosetta.md and the sentence under it."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "rosetta.md").read_text(encoding="utf-8")
     pairs = re.findall(r"```text ?(\w*)\n(.*?)\n```\n\n> ([^\n]*)", page, re.DOTALL)
-    assert len(pairs) == 7
+    assert len(pairs) == 8
     for dtype, text, said in pairs:
         assert recognise(text, dtype or None).sentence == said
 

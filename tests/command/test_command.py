@@ -85,7 +85,7 @@ def test_a_budget_as_json_is_that_of_the_library(kvlab, tmp_path):
     assert told["request"] == {**ours.request(4000)._asdict(), "bytes": ours.request(4000).nbytes}
     assert told["fit"] == ours.fit("24GB", 4000)._asdict()
     assert [layer["shared"] for layer in told["layers"]] == [layer.shared for layer in ours.per_layer]
-    assert f"holds {ours.request(4000).nbytes} bytes" in (tmp_path / "b.svg").read_text(encoding="utf-8")
+    assert f"holds {ours.request(4000).nbytes:,} bytes" in (tmp_path / "b.svg").read_text(encoding="utf-8")
     code, out, _ = kvlab("budget", str(tmp_path), "--memory", "1GB")
     assert (code, "0 requests of 8192 tokens" in out) == (1, True)
     code, out, _ = kvlab("budget", str(tmp_path), "align=65536", "uniform_pages=True", "--json")

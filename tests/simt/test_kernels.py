@@ -24,8 +24,10 @@ from shared_passes import agree, copies, counted, predicted
 
 from benchmarks.chip_bits import CALLS, Call
 from benchmarks.truth.whole import KERNELS, opcode
+from kvlab import attention
 from kvlab.common.arrays import to_numpy
 from kvlab.memory import OutOfBounds, bfloat16, float8_e4m3fn, float8_e5m2, float16
+from kvlab.replay import lockstep_case
 from kvlab.simt import DeviceAssertion, run
 from kvlab.simt.launch import OPTIONS
 from kvlab.triton_support.versions import gluon_lacks, installed
@@ -282,28 +284,59 @@ def test_own_kernels_take_what_a_chip_counted(name: str) -> None:
     assert sectors["global"] == counters["tma_written_sectors"]
 
 
+def recorded(name: str) -> tuple[Any, tuple[int, ...], dict[str, Any]]:
+    """A kernel of the record, the grid and the arguments of its launch."""
+    one = KERNELS[name]
+    if not one.operation.startswith("mla"):
+        call = Counted(name.split()[0], "bf16", one.backend, kernel=name)
+        return launched(call, as_tensors(np.zeros(call.arrays()[0].shape, bfloat16)))[:3]
+    planned = getattr(attention, one.operation).planned(*one.inputs(), **one.options, backend="emulator", arch="sm_90")
+    home, case, _ = lockstep_case(planned)
+    module: Any = importlib.import_module(f"{home}.kernel")
+    stub = Caught(module.attend)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "attend", stub)
+        patch.setattr(module, "merge", lambda *args, **named: None)
+        module.launch(**{key: as_tensors(value) for key, value in case.items()})
+    return stub.fn, *stub.calls[0]
+
+
 def instruction_of(sass: str) -> str:
     """The PTX's name of a SASS instruction that touches shared memory."""
     op = opcode(sass) or ""
     wide = {"U8": "b8", "U16": "b16", "64": "b64", "128": "b128"}.get(op.rpartition(".")[2], "b32")
-    for start, name in {"LDSM.16.M88.": "ldmatrix.x4", "LDSM.16.MT88.": "ldmatrix.x4.trans", "STSM": "stmatrix.x4",
-                        "LDS": f"ld.shared.{wide}", "STS": f"st.shared.{wide}", "HGMMA": "wgmma", "UTMA": "TMA",
-                        "LDGSTS.E.BYPASS.128": "cp.async.cg.16", "LDGSTS": "cp.async.ca.4"}.items():
+    names = {
+        "LDSM.16.M88.": "ldmatrix.x4", "LDSM.16.MT88.": "ldmatrix.x4.trans", "STSM": f"stmatrix.x{op[-1]}",
+        "LDS": f"ld.shared.{wide}", "STS": f"st.shared.{wide}", "HGMMA": "wgmma", "UTMA": "TMA",
+        "LDGSTS.E.BYPASS.128": "cp.async.cg.16", "LDGSTS": "cp.async.ca.4",
+    }
+    for start, name in names.items():
         if op.startswith(start):
             return name
     raise AssertionError(sass)
 
 
+def test_mla_decode_has_the_passes_that_an_x_ray_predicts() -> None:
+    """As above, of rows of 576 columns, split into two tiles."""
+    fn, grid, arguments = recorded("mla decode, 16 heads")
+    with copies() as made:
+        ran = run(fn, grid, target="sm_80", arithmetic="float32", **arguments)
+    found = x_rayed(fn, arguments, "sm_80")
+    assert found.unknown == found.notes == []
+    assert predicted(found) == counted(ran)
+    agree(found, made)
+
+
 @pytest.mark.skipif(installed() != "3.6.0", reason="the record is that of Triton 3.6.0")
-@pytest.mark.parametrize("name", ["decode", "decode fp8", "prefill", "prefill hopper"])
+@pytest.mark.parametrize("name", [
+    "decode", "decode fp8", "prefill", "prefill hopper", "mla decode", "mla decode, 16 heads"])
 def test_an_x_ray_of_own_kernels_has_what_a_chip_counted(name: str) -> None:
     """Instruction by instruction of the compiled code, none more and none less: the passes of a warp that the X-ray
     predicts of cp.async, ld, st, ldmatrix, stmatrix, wgmma's operands and TMA, and those that an H100 counted, divided
     by how often warps executed it. Numbers of pages past the last are not copied, by two trips of a warp at most. Then
     sectors of TMA, of whose larger boxes more are loaded here."""
     record = json.loads((RECORDS / "kernels.json").read_text())[name]
-    call = Counted(name.split()[0], "bf16", KERNELS[name].backend, kernel=name)
-    fn, grid, arguments, _ = launched(call, as_tensors(np.zeros(call.arrays()[0].shape, bfloat16)))
+    fn, grid, arguments = recorded(name)
     found = x_rayed(fn, arguments, "sm_90")
     warps = int(np.prod(grid)) * found.resources.warps
     expected: Counter[tuple[str, float]] = Counter()

@@ -168,7 +168,7 @@ def _box(canvas: Canvas, copy: TmaCopy, view: _View, box: Box) -> None:
         of_tile = box.row[which][:, None]
         canvas.hover(xs, ys, px, view.scale[0], words, row + step * np.arange(rows)[:, None], of_tile,
                      box.vector + vectors, told)
-    canvas.rect(x, y, wide, high, stroke=ACCENT, stroke_width=2.0 if high > 8 else 1.2)
+    canvas.rect(x, y, wide, high, stroke=ACCENT, stroke_width=2.0 if high > 8 else 1.2 if high > 4 else 0.4)
 
 
 def _numbers(canvas: Canvas, copy: TmaCopy, view: _View, extent: tuple[int, int]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from decode_cases import Case, Inputs
-from hopper_chip import ON_HOPPER
+from hopper_chip import ON_HOPPER, run_apart
 from prefill_cases import Case as MixedCase
 from replays import assert_replayed
 from workspaces import poison
@@ -21,6 +21,21 @@ from kvlab.attention.attend_paged.kernel import launch
 from kvlab.attention.mha_decode.config import problem_of
 
 pytestmark = pytest.mark.gpu
+
+
+FIRST = (
+    "import torch; from kvlab.attention import attend_paged; "
+    "q, k = torch.ones(44, 32, 128), torch.ones(180, 16, 8, 128); table = torch.arange(180).view(3, 60); "
+    "args = (q.bfloat16(), k.bfloat16(), k.bfloat16(), table.int(), torch.tensor([900, 30, 700]).int()); "
+    "args = [t.cuda() for t in (*args, torch.tensor([0, 1, 4, 44]).int())]; "
+    "attend_paged(*args); torch.cuda.synchronize()"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def it_ends() -> None:
+    """Launches that wait for each other would hang the suite: the first mixed batch has a process of its own."""
+    run_apart(FIRST)
 
 
 def config_of(x: Inputs) -> WalkConfig:

@@ -41,16 +41,26 @@ SIZES = [
 GRID = [*SIZES, *(replace(case, dtype="fp16") for case in SIZES[1:5])]
 
 
+CALLS = (
+    "mla_decode_paged(*args, backend='hopper')",
+    "mla_decode_paged(*args, backend='hopper', balanced=True)",
+    "slots = torch.arange(-200, 200).clamp(-1).view(2, 200).cuda(); "
+    "mla_decode_paged(*args[:2], indices=slots, backend='hopper')",
+)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def it_ends() -> None:
-    """Roles that wait for each other on the chip would hang the suite: the first launch has a process of its own."""
+    """Roles that wait for each other on the chip would hang the suite: the first launch of each form has a process of
+    its own.
+    """
     program = (
         "import torch; from kvlab.attention import mla_decode_paged; "
         "q, kv = torch.ones(2, 128, 576), torch.ones(9, 64, 576); table = torch.arange(8).view(2, 4); "
         "args = [t.cuda() for t in (q.bfloat16(), kv.bfloat16(), table.int(), torch.tensor([200, 9]).int())]; "
-        "mla_decode_paged(*args, backend='hopper'); torch.cuda.synchronize()"
     )
-    run_apart(program)
+    for call in CALLS:
+        run_apart(f"{program}{call}; torch.cuda.synchronize()")
 
 
 def call(case: Case, x: Inputs, *arrays: Any, **options: Any) -> Any:

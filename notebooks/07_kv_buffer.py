@@ -32,12 +32,10 @@ import numpy as np
 from kvlab.cache import from_dense
 from kvlab.exercises import ask, hint, predict
 from kvlab.hardware import SubTileLoaderLDS, best_swizzle, get_arch, wavefronts
-from kvlab.layout import Layout, Swizzle
+from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.staging import (
     CpAsyncKVBuffer,
-    DecodeKVBuffer,
-    DecodeKVBufferParams,
     DecodeStreamingKVBuffer,
     Hazard,
     Hazards,
@@ -45,7 +43,6 @@ from kvlab.staging import (
     KVBufferParams,
     KVCacheIterator,
     NvidiaKVParams,
-    TiledTensorCore,
     Timeline,
     Traffic,
     WarpSlices,
@@ -308,7 +305,7 @@ except Hazard as hazard:
 # twice the ideal number of wavefronts. In decode four warps share one tile, and each multiplies its own columns. No
 # second copy is made: `WarpSlices` are readers whose base is shifted to the warp's first column.
 #
-# This buffer and the next two are those of decode. What they have in common is written once, in `decode`.
+# This buffer and the next are those of decode. What they have in common is written once, in `decode`.
 
 # %%
 decode = {
@@ -373,19 +370,7 @@ print(best_swizzle((16, 32), "bf16", ("ds_read_b128", lane % 16, lane // 16 * 8)
 
 # %% [markdown]
 # V strips go through registers and lie flat, 32 keys of 256 bytes each. The third structure, `DecodeKVBuffer`, takes both
-# operands through registers: `load_from_dram` into a ring of registers, `copy_to_shared` when the place is free.
-
-# %%
-core = TiledTensorCore("fp32", "bf16", (16, 16, 32), group_size=1, transpose_b=False)
-staged_params = DecodeKVBufferParams(
-    "bf16", Layout.row_major(128, DEPTH), core, None, BN=128, WN=32, BK=32, depth=DEPTH, num_threads=256,
-    num_stages=2, token_gen=True,
-)
-staged = DecodeKVBuffer(staged_params, pool128.get_value_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
-staged.load_from_dram()  # tile 0 into registers, stage 0 of the ring
-staged.load_from_dram()  # tile 1, stage 1
-staged.copy_to_shared(1)
-print("of each thread, vectors of both stages x elements:", staged.load_tile)
+# operands through a ring of registers; [8. Fragments and the matrix product](08_kv_mma_op.ipynb) runs a decode step with it.
 
 # %% [markdown]
 # ## What MAX cannot mean

@@ -31,7 +31,8 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache], Drawn):
     kv_params : must fit ``blocks``; made from them if None.
     strict, total_num_pages : see :class:`PagedKVCache`.
     scales : ``[pages, KV, layers, page_size, heads, ceil(head_size / quantization_granularity)]`` for a quantised pool.
-    quantization_granularity : dims that share a scale.
+    quantization_granularity : dims that share a scale. Of 4 bits, uint8 with two dims a byte, ``head_size`` and the
+        granularity count bytes: e4m3 scales of 8 bytes (NVFP4), or float32 ones of a whole head (integers).
 
     All arrays belong to one library, on one device.
 

@@ -195,7 +195,8 @@ class PagedKVCache(TmaTiles, KVCacheView, Drawn):
 
         Quantised: the stored values, cast to the scale dtype, times the ONE scale of the first, cast to
         ``output_dtype``, which must be named and differ from the storage dtype; ValueError too where the elements do
-        not all belong to that scale. The stored values as they are: :meth:`load_quantized`."""
+        not all belong to that scale, and for uint8, which holds two elements of 4 bits. The stored values as they are:
+        :meth:`load_quantized`."""
         if not self.quantization_enabled:
             return super().load(bs, head_idx, tok_idx, head_dim_idx, width=width, output_dtype=output_dtype)
         out = None if output_dtype is None else as_dtype(output_dtype)
@@ -204,6 +205,8 @@ class PagedKVCache(TmaTiles, KVCacheView, Drawn):
                 f"output_dtype {output_dtype} of a cache quantised to {self.dtype}: name another one; load_quantized "
                 "gives the stored values"
             )
+        if self.dtype == np.uint8:
+            raise ValueError("a quantised cache of uint8 holds two elements a byte: load_quantized gives the bytes")
         self._scales().check_one_scale(head_dim_idx, width)
         value = self._stored(bs, head_idx, tok_idx, head_dim_idx, width).astype(self.scale_dtype)
         return (value * self.load_scale(bs, head_idx, tok_idx, head_dim_idx)).astype(out)

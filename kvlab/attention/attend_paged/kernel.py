@@ -55,6 +55,7 @@ from kvlab.attention.schedule.kernel import launch as make_list
 from kvlab.attention.tiles.four_bits.kernel import (
     add_minima,
     key_blocks,
+    row_at,
     row_sums,
     value_blocks,
 )
@@ -271,15 +272,13 @@ def walk(
                 key = at + tl.arange(0, BN)
                 exists = key < hi
                 page, slot = in_pages(table_ptr + batch * problem.table_batch, key + pad, exists, C.PAGE)
-                k = load_k(
-                    k_ptr + kv_head * k_strides.head * C.UNIT,
-                    (page * k_strides.page + slot * k_strides.token) * C.UNIT, exists, C.D, C.W0, C.W1,
-                )
+                k_rows = k_ptr + kv_head * k_strides.head * C.UNIT  #- address
+                k_at = row_at(page, slot, k_strides, C.EACH, C.PTX)  #- address
+                k = load_k(k_rows, k_at * C.UNIT, exists, C.D, C.W0, C.W1)
                 if features.qv is not None:
-                    v = load_v(
-                        v_ptr + kv_head * v_strides.head * C.UNIT,
-                        (page * v_strides.page + slot * v_strides.token) * C.UNIT, exists, C.DV, C.V0, C.V1,
-                    )
+                    v_rows = v_ptr + kv_head * v_strides.head * C.UNIT  #- address
+                    v_at = row_at(page, slot, v_strides, C.EACH, C.PTX)  #- address
+                    v = load_v(v_rows, v_at * C.UNIT, exists, C.DV, C.V0, C.V1)
                     if C.EACH == 1:
                         k = v + k
                 by_block = key_blocks(features, numbers, page, slot, kv_head, exists, C)
@@ -303,10 +302,9 @@ def walk(
                 o = rescale(o, alpha)
                 #: load_v -> v    the V tile of the same pages, unless it is here for the scores of qv
                 if features.qv is None:
-                    v = load_v(
-                        v_ptr + kv_head * v_strides.head * C.UNIT,
-                        (page * v_strides.page + slot * v_strides.token) * C.UNIT, exists, C.DV, C.V0, C.V1,
-                    )
+                    v_rows = v_ptr + kv_head * v_strides.head * C.UNIT  #- address
+                    v_at = row_at(page, slot, v_strides, C.EACH, C.PTX)  #- address
+                    v = load_v(v_rows, v_at * C.UNIT, exists, C.DV, C.V0, C.V1)
                 by_block = value_blocks(features, numbers, page, slot, kv_head, exists, C)
                 #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
                 o = add_minima(p, o, features, numbers, page, slot, kv_head, exists)
@@ -483,7 +481,7 @@ def _launch_walk(
     o_strides, lse_strides = (RowStrides(*leading_strides(x, ragged=ragged)) for x in into)
     if hopper is None:
         steps = leading_strides(q, ragged=ragged), k.stride()[:-1], v.stride()[:-1], [*o_strides]
-        unit, (of_q, of_k, of_v, of_o) = in_units(*steps)
+        unit, (of_q, of_k, of_v, of_o) = in_units(*steps, sees=problem.each < 4)
         constants = WalkConstants(
             problem.page_size, problem.each, block_strides(f.scales)[0], *problem.widths, *tiles.columns,
             *tiles.v_columns, tiles.BM, tiles.BN, ptx, f.mask.windowed, f.mask.placed, schedule.block,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from kvlab.attention.call.checks import check_paged_collection
 from kvlab.attention.call.kinds import kind_of
+from kvlab.attention.features.scales import BLOCK, columns_of, is_four_bits, is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import on_gpu
 from kvlab.common.checks import is_integer, require, shown
@@ -59,6 +60,21 @@ def kv_pages(cache: Any, layer: int, other: str) -> LayerArrays:
     check_paged_collection(cache)
     require(not cache.kv_params.is_mla, "cache is one of MLA, without V", f"one of K and V; {other} takes it")
     return layer_arrays(cache, layer)
+
+
+def scales_of_pages(pages: LayerArrays) -> dict[str, Any]:
+    """Keywords of the scales of a layer of K and V: of blocks of 16 dims where it is of 4 bits in e2m1, else of each
+    token and head. ValueError for others.
+    """
+    if pages.key_scales is None:
+        return {}
+    granules, blocks = int(pages.key_scales.shape[-1]), columns_of(pages.keys) // BLOCK
+    if is_four_bits(pages.keys) and is_fp8(pages.key_scales):
+        require(granules == blocks, f"a cache of 4 bits with {granules} e4m3 scales a head and token",
+                f"{blocks}, of {BLOCK} dims each; granularity {BLOCK // 2}, bytes of two dims")
+        return {"k_block_scale": pages.key_scales, "v_block_scale": pages.value_scales}
+    require(granules == 1, f"a cache with {granules} scales a head and token", "one; granularity head_size")
+    return {"k_scale": pages.key_scales[..., 0], "v_scale": pages.value_scales[..., 0]}
 
 
 def latent_pages(cache: Any, layer: int) -> Any:

@@ -98,9 +98,9 @@ def kv_store(
             ``cache_lengths`` is not changed. MLA: k is the whole row ``[.., 1, head_size]`` and v None, or k the latent
             ``[.., 1, 512]`` and v the rope part ``[.., 1, 64]`` behind it
     cache   :class:`~kvlab.cache.PagedKVCacheCollection` or :class:`~kvlab.cache.ContinuousBatchingKVCacheCollection`.
-            Where it is quantised its scales are computed and written too
+            Where it is quantised its scales are computed and written too; of 4 bits as ``mha_decode`` reads them
     rope    turns K (MLA: the rope part, the last dims of a row) by the angles of its position
-    k_scale, v_scale  given scales of an fp8 cache without scales of its own
+    k_scale, v_scale  given scales of an fp8 cache without scales of its own, or numbers beside e4m3 ones of 16 dims
     positions  ``[T]`` or ``[B, S]``, where they are not those in the cache
 
     Other arguments as for :func:`kv_store_paged`. A token whose table entry is no page raises (``cache.strict``) or is

@@ -11,7 +11,7 @@ from kvlab.attention.call.backends import choose_backend, function_at, on_gpu
 from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import check_array, check_arrays, check_traffic
 from kvlab.attention.call.explain import Explanation
-from kvlab.attention.call.layers import layer_arrays
+from kvlab.attention.call.layers import layer_arrays, scales_of_pages
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.rope import Rope
 from kvlab.attention.features.scales import is_four_bits
@@ -196,6 +196,12 @@ def store_of_collection(
         on = "v"
     if isinstance(rope, Rope) and cache.kv_params.is_mla and v is None and rope.first is None:
         rope = Rope(rope.cos, rope.sin, rope.interleaved, k.shape[-1] - rope.dim)
+    four, blocks = is_four_bits(cache.blocks) and not cache.kv_params.is_mla, {}
+    if four:
+        require(k_scales is not None, "cache of uint8 has no scales", "one with scales: 4 bits are computed with them")
+        made = scales_of_pages(pages)
+        k_scales, v_scales = made.get("k_scale"), made.get("v_scale")
+        blocks = {name: x for name, x in made.items() if "block" in name}
     for name, scale, own in (("k_scale", k_scale, k_scales), ("v_scale", v_scale, v_scales)):
         require(scale is None or own is None, f"{name} of a quantised cache", "left out: it is computed")
     if getattr(positions, "ndim", 0) == 2:
@@ -206,7 +212,8 @@ def store_of_collection(
     return Store(
         k=k, v=v, k_cache=k_cache, v_cache=v_cache, where=where, k_scale=k_scale if k_scales is None else k_scales,
         v_scale=v_scale if v_scales is None else v_scales, form=form, rope=rope, rope_on=on,
-        granularity=(None if k_scales is None else n, None if v_scales is None else n), pages=cache.total_num_pages,
+        granularity=tuple(None if four or own is None else n for own in (k_scales, v_scales)),
+        pages=cache.total_num_pages, four_bits=four, **blocks,
         positions=positions, strict=cache.strict, names=Names(k_cache="cache", v_cache="cache", where=WHERE[form]),
         **more,
     )

@@ -20,7 +20,9 @@ def mha_decode(q: Array, cache: PagedKVCacheCollection, layer: int = 0, **option
 
     q      ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4 new tokens
     cache  :class:`~kvlab.cache.PagedKVCacheCollection` whose pages already hold the new tokens; a sequence has
-           ``cache.cache_length(b) + S`` keys
+           ``cache.cache_length(b) + S`` keys. The scales of a quantised collection are used: one for each token and
+           head; of 4 bits, blocks of uint8 ``[.., D / 2]``, those, or e4m3 of 16 dims each (NVFP4, granularity 8, with
+           k_scale and v_scale as numbers)
     layer  of the cache
     options  those of :func:`mha_decode_paged`
 
@@ -36,7 +38,7 @@ def mha_decode(q: Array, cache: PagedKVCacheCollection, layer: int = 0, **option
     array([[7., 7., 7.],
            [7., 7., 7.]], dtype=float32)
     """
-    return MHADecode(**arrays_of_collection(q, cache, layer), **options)
+    return MHADecode(**arrays_of_collection(q, cache, layer) | options)
 
 
 @PublicOperation

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, given, lengths_with_new
 from kvlab.attention.call.explain import Explanation
-from kvlab.attention.call.layers import kv_pages
+from kvlab.attention.call.layers import kv_pages, scales_of_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_heads
 from kvlab.attention.call.planned import HOME, PlannedCall, lengths_must_differ
 from kvlab.attention.features.intervals import host, keys_in_table
@@ -158,10 +158,10 @@ class MHADecode(PagedDecode):
 
 
 def arrays_of_collection(q: Any, cache: Any, layer: int) -> dict[str, Any]:
-    """The array form of a call over a collection."""
+    """The array form of a call over a collection, whose scales are used."""
     pages = kv_pages(cache, layer, "mla_decode")
     table = {"block_table": cache.lookup_table, "seq_lens": lengths_with_new(cache.cache_lengths, q)}
-    return {"q": q, "k_cache": pages.keys, "v_cache": pages.values, **table}
+    return {"q": q, "k_cache": pages.keys, "v_cache": pages.values, **table, **scales_of_pages(pages)}
 
 
 def check_pairs(caches: dict[str, Any]) -> None:

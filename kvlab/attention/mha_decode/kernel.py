@@ -38,6 +38,7 @@ from kvlab.attention.tiles.four_bits.kernel import (
     of_elements,
     quarters_of_e2m1,
     quarters_of_int4,
+    row_at,
     row_sums,
     value_blocks,
 )
@@ -218,10 +219,9 @@ def attend(
         key = start + tl.arange(0, BN)
         exists = key < hi
         page, slot = in_pages(table_ptr + batch * problem.table_batch, key + pad, exists, C.PAGE)
-        k = load_k(
-            k_ptr + kv_head * k_strides.head * C.UNIT, (page * k_strides.page + slot * k_strides.token) * C.UNIT,
-            exists, C.D, C.W0, C.W1,
-        )
+        k_rows = k_ptr + kv_head * k_strides.head * C.UNIT  #- address
+        k_at = row_at(page, slot, k_strides, C.EACH, C.PTX)  #- address
+        k = load_k(k_rows, k_at * C.UNIT, exists, C.D, C.W0, C.W1)
         by_block = key_blocks(features, numbers, page, slot, kv_head, exists, C)
         #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
         s = scores(q, k, by_block, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
@@ -234,10 +234,9 @@ def attend(
         p, alpha, m, l = weigh(s, m, l)
         o = rescale(o, alpha)
         #: load_v -> v    the V tile of the same pages
-        v = load_v(
-            v_ptr + kv_head * v_strides.head * C.UNIT, (page * v_strides.page + slot * v_strides.token) * C.UNIT,
-            exists, C.DV, C.V0, C.V1,
-        )
+        v_rows = v_ptr + kv_head * v_strides.head * C.UNIT  #- address
+        v_at = row_at(page, slot, v_strides, C.EACH, C.PTX)  #- address
+        v = load_v(v_rows, v_at * C.UNIT, exists, C.DV, C.V0, C.V1)
         by_block = value_blocks(features, numbers, page, slot, kv_head, exists, C)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
         o = add_minima(p, o, features, numbers, page, slot, kv_head, exists)
@@ -271,7 +270,7 @@ def launch_first(
     """
     (q, k, v, block_table, seq_lens), (part, part_lse), scales = pointers[:5], pointers[-2:], f.scales
     steps, lse_steps = partial_strides(part, part_lse, config.num_splits)
-    unit, (of_q, of_k, of_v, of_part) = in_units(*(x.stride()[:-1] for x in (q, k, v)), steps)
+    unit, (of_q, of_k, of_v, of_part) = in_units(*(x.stride()[:-1] for x in (q, k, v)), steps, sees=problem.each < 4)
     sizes = DecodeSizes(
         problem.group, problem.tokens, config.num_splits, problem.max_keys, problem.batch, problem.kv_heads,
         block_table.stride(0), seq_lens.stride(0),

@@ -33,7 +33,7 @@ def mha_decode_streaming(
     array([[7., 7., 7.],
            [7., 7., 7.]], dtype=float32)
     """
-    return StreamingDecode(**arrays_of_collection(q, cache, layer), **options)
+    return StreamingDecode(**arrays_of_collection(q, cache, layer) | options)
 
 
 @PublicOperation

@@ -125,7 +125,8 @@ def mha_prefill_cache(
 
     q            ``[total, Hq, D]``: the new tokens of all sequences
     cache        :class:`~kvlab.cache.PagedKVCacheCollection`; its ``cache_lengths`` are those before the new tokens.
-                 The scales of a quantised collection are used: one for each token and head
+                 The scales of a quantised collection are used: one for each token and head, or of 4 bits as of
+                 :func:`mha_decode`
     cu_seqlens_q  integers ``[B + 1]``: where each sequence's new tokens start in q, and the total
     options      as of :func:`mha_prefill_paged`
 
@@ -136,4 +137,4 @@ def mha_prefill_cache(
     >>> mha_prefill_cache(np.ones((3, 2, 64), np.float32), cache, cu_seqlens_q=np.array([0, 3])).shape
     (3, 2, 64)
     """
-    return PagedPrefill(**arrays_of_collection(q, cache, layer, cu_seqlens_q) | options)
+    return over_pages(**arrays_of_collection(q, cache, layer, cu_seqlens_q) | options)

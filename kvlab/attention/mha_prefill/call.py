@@ -10,7 +10,7 @@ import numpy as np
 from kvlab.attention.call.backends import function_at
 from kvlab.attention.call.checks import check_lengths_and_pages, check_pages, given
 from kvlab.attention.call.explain import Explanation
-from kvlab.attention.call.layers import kv_pages
+from kvlab.attention.call.layers import kv_pages, scales_of_pages
 from kvlab.attention.call.operands import STARTS, STARTS_OF_K, TABLE, Operand, Sizes, check_heads
 from kvlab.attention.call.planned import HOME
 from kvlab.attention.call.ragged import PrefillCall, check_grid, check_offsets, keys_with_new, longest
@@ -171,12 +171,8 @@ def over_pages(plan: Any = None, qv: Any = None, **arguments: Any) -> PagedPrefi
 
 
 def arrays_of_collection(q: Any, cache: Any, layer: int, starts: Any) -> dict[str, Any]:
-    """The array form of a prefill over a collection, whose scales are used: one for each token and head."""
+    """The array form of a prefill over a collection, whose scales are used."""
     pages = kv_pages(cache, layer, "mla_prefill")
     found = {"q": q, "k_cache": pages.keys, "v_cache": pages.values, "block_table": cache.lookup_table,
              "seq_lens": keys_with_new(cache, starts), "cu_seqlens_q": starts}
-    if pages.key_scales is not None:
-        granules = int(pages.key_scales.shape[-1])
-        require(granules == 1, f"a cache with {granules} scales a head and token", "one; granularity head_size")
-        found |= {"k_scale": pages.key_scales[..., 0], "v_scale": pages.value_scales[..., 0]}
-    return found
+    return found | scales_of_pages(pages)

@@ -50,16 +50,18 @@ class PartStrides(NamedTuple):
     head: int
 
 
-def in_units(*strides: Sequence[int]) -> tuple[int, list[list[int]]]:
+def in_units(*strides: Sequence[int], sees: bool = True) -> tuple[int, list[list[int]]]:
     """Unit in elements of a kernel's strides, and the strides in it: the largest power of two up to 8 that divides them
-    all, so that the compiler knows how many bytes lie aligned; 1 where all are multiples of 16, which it sees.
+    all, so that the compiler knows how many bytes lie aligned; 1 where all are multiples of 16, which it ``sees``, 16
+    where it does not.
 
     >>> in_units([528, 264], [0, 4096]), in_units([36], [72]), in_units([33]), in_units([128]), in_units([264, 1 << 31])
     ((8, [[66, 33], [0, 512]]), (4, [[9], [18]]), (1, [[33]]), (1, [[128]]), (1, [[264, 2147483648]]))
     """
     common = math.gcd(*(step for steps in strides for step in steps))
     small = max((step for steps in strides for step in steps), default=0) < 1 << 31  # a unit more has 32 bits, too
-    unit = 1 if common % 16 == 0 or not small else math.gcd(common, 8)
+    unit = (1 if common % 16 == 0 else math.gcd(common, 8)) if sees else math.gcd(common, 16)
+    unit = unit if small else 1
     return unit, [[step // unit for step in steps] for steps in strides]
 
 

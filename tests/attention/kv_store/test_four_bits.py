@@ -16,9 +16,18 @@ from caught import Caught, as_launched
 from four_bit_stores import NUMBERS, FourBitStore, check_bytes
 from store_cases import CANARY, filled
 
-from kvlab.attention import Rope, kv_store_paged, mha_decode_paged, mla_store_paged
+from kvlab.attention import (
+    Rope,
+    kv_store,
+    kv_store_paged,
+    mha_decode,
+    mha_decode_paged,
+    mha_prefill_cache,
+    mla_store_paged,
+)
 from kvlab.attention.features.scales import by_slot
 from kvlab.attention.tiles.four_bits.emulator import code_of_float, number_of_e4m3
+from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection, PagePool, copy_pages
 from kvlab.common.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.mirror import lockstep
@@ -236,6 +245,71 @@ def test_k_alone_and_torch(kind: str) -> None:
     tensors = {name: to_torch(x) if isinstance(x, np.ndarray) else x for name, x in by.items()}
     kv_store_paged(*map(to_torch, others), **tensors, backend="emulator")
     assert (others[2] == alone).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+@pytest.mark.parametrize("kind", ["e2m1", "int4"])
+def test_a_collection_of_four_bits(kind: str, backend: str) -> None:
+    """Ragged tokens into a pool of pages, a fork whose page is copied, and decode and prefill over it: what the calls
+    over arrays give; slots that nobody wrote have NaN for scales.
+    """
+    rng, (H, D, page) = np.random.default_rng(8), (2, 64, 4)
+    small = kind == "e2m1"
+    cache = PagedKVCacheCollection.allocate(
+        KVCacheStaticParams(H, D // 2), num_pages=8, page_size=page, num_layers=2, batch_size=2, max_length=16,
+        dtype="uint8", scale_dtype="fp8" if small else "fp32", quantization_granularity=8 if small else D // 2,
+    )
+    pool = PagePool(8, page)
+    parent, _ = pool.allocate(7)
+    numbers = {"k_scale": 0.25, "v_scale": 0.5} if small else {}
+    k, v = rng.standard_normal((2, 7, H, D)).astype(bfloat16)
+    first = cache._replace(lookup_table=pool.lookup_table([parent]), cache_lengths=np.zeros(1, np.uint32))
+    kv_store(k, v, first.with_lengths(np.array([0]), 7), 1, cu_seqlens=np.array([0, 7]), backend=backend, **numbers)
+    child = pool.fork(parent)
+    copy_pages(cache, pool.append(child, 1))
+    table, lens = pool.lookup_table([parent, child]), np.array([7, 8])
+    step = cache._replace(lookup_table=table).with_lengths(np.array([7, 7]), 1)
+    new_k, new_v = rng.standard_normal((2, 1, H, D)).astype(bfloat16)
+    starts = np.array([0, 0, 1])
+    kv_store(new_k, new_v, step, 1, cu_seqlens=starts, backend=backend, **numbers)
+    assert cache.scales is not None
+    assert np.isnan(cache.scales[table[0, 1], :, 1, 3].astype(np.float32)).all()  # the parent's free slot
+    assert np.isnan(cache.scales[:, :, 0].astype(np.float32)).all()  # the other layer
+    q = rng.standard_normal((2, 1, 2 * H, D)).astype(bfloat16)
+    scales = cache.scales[:, :, 1] if small else cache.scales[:, :, 1, ..., 0]
+    what = "block_scale" if small else "scale"
+    by = numbers | {f"{x}_{what}": scales[:, i] for i, x in enumerate("kv")}
+    halves = cache.blocks[:, 0, 1], cache.blocks[:, 1, 1]
+    expected = mha_decode_paged(q, *halves, table, lens, backend=backend, **by)
+    at = cache._replace(lookup_table=table).with_lengths(np.array([6, 7]), 1)  # seven keys and eight
+    assert (mha_decode(q, at, 1, backend=backend, **numbers) == expected).all()
+    whole = np.concatenate([k, new_k]).astype(np.float32)
+    found = mha_decode_paged(q, *halves, table, lens, backend="reference", **by).astype(np.float32)[1]
+    values = np.concatenate([v, new_v]).astype(np.float32)
+    one = np.zeros((1, 1), np.int32), np.array([8])
+    exact = mha_decode_paged(q[1:].astype(np.float32), whole[None], values[None], *one, backend="reference")
+    assert np.abs(found - exact[0]).max() < 0.3 * np.abs(exact).max()
+    prefilled = mha_prefill_cache(q[:, 0], at, 1, cu_seqlens_q=np.array([0, 1, 2]), backend=backend, **numbers)
+    assert np.abs(prefilled.astype(np.float32) - expected[:, 0].astype(np.float32)).max() < 0.02
+    with pytest.raises(ValueError, match="two elements a byte: load_quantized gives the bytes"):
+        at.get_key_cache(1).load(0, 0, 0, 0, output_dtype="fp32")
+
+
+def test_a_collection_that_is_none_of_four_bits() -> None:
+    """Without scales, with scales of other blocks: refused before anything is written."""
+    params, k = KVCacheStaticParams(2, 32), np.zeros((1, 2, 64), bfloat16)
+    sizes = {"num_pages": 2, "page_size": 4, "num_layers": 1, "batch_size": 1, "max_length": 4, "dtype": "uint8"}
+    for words, more in {
+        "cache of uint8 has no scales: must be one with scales": {},
+        "a cache of 4 bits with 8 e4m3 scales a head and token: must be 4, of 16 dims each": {
+            "scale_dtype": "fp8", "quantization_granularity": 4},
+        "a cache with 2 scales a head and token": {"scale_dtype": "fp32", "quantization_granularity": 16},
+    }.items():
+        cache = PagedKVCacheCollection.allocate(params, **sizes, **more)
+        cache.lookup_table[:, 0] = 0
+        with pytest.raises(ValueError, match=words):
+            kv_store(k, k, cache.with_lengths(np.array([0]), 1), cu_seqlens=np.array([0, 1]))
+        assert (cache.blocks == 0xFF).all()
 
 
 def strided(array: Array) -> Array:

@@ -109,6 +109,26 @@ def test_compiled(kind: str, target: str) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize("kind, page", [("words", 8), ("halves", 5)])
+def test_compiled_for_a_machine_of_warps(kind: str, page: int) -> None:
+    """The compiled kernel, run from its PTX, gives what the emulator gives: offsets, words, bytes and minima, too."""
+    from kvlab.simt import run
+
+    arrays, options = FourBits(kind, (19,), heads=(2, 2), D=64, page=page).build()
+    expected = mha_decode_paged(*arrays, **options, num_splits=1, arch="sm_80").astype(np.float32)
+    tensors = [to_torch(x) for x in arrays]
+    by = {n: to_torch(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    call, caught = mha_decode_paged.planned(*tensors, **by, num_splits=1, backend="triton"), Caught(kernel.attend)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "attend", caught)
+        out, _ = kernel.launch(*call.arrays, **call.named())
+    ((grid, named),) = caught.calls
+    named["C"] = named["C"]._replace(PTX=True)
+    run(caught.fn, grid, target="sm_80", **named)
+    assert np.abs(out.float().numpy() - expected).max() < 2.0**-7 * np.abs(expected).max()
+
+
+@pytest.mark.compile
 @pytest.mark.parametrize("kind", ["e2m1", "int4", "uint4"])
 def test_all_codes_in_the_compiled_instructions(kind: str) -> None:
     """Every element of 16 bits, beside every scale of e4m3 that is not negative, that of NaN among them, in the PTX

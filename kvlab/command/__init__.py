@@ -12,6 +12,10 @@ import sys
 from collections.abc import Sequence
 
 __all__ = ["main"]
+REFUSED = (
+    ValueError, TypeError, IndexError, OSError, ImportError, MemoryError, RecursionError, SyntaxError,
+)
+"""What bad input raises: one line on the standard error."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -31,6 +35,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(2)
     try:
         app(args=None if argv is None else list(argv), prog_name="kvlab")
-    except (ValueError, TypeError, IndexError, OSError, ImportError, MemoryError) as error:
+    except REFUSED as error:
         print(f"kvlab: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

@@ -11,6 +11,8 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from kvlab.common.checks import require
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -36,6 +38,19 @@ class Answer:
         else:
             console().print(self.words, soft_wrap=isinstance(self.words, str), highlight=False)
         raise typer.Exit(0 if self.yes else 1)
+
+
+def check_output(path: Path | None, *endings: str) -> None:
+    """ValueError before the work where a file cannot be written after it: of another ending, or in no folder.
+
+    >>> check_output(Path("x.svg"), ".html")
+    Traceback (most recent call last):
+        ...
+    ValueError: output is 'x.svg': must be one that ends in .html
+    """
+    if path is not None:
+        require(path.suffix.lower() in endings, f"output is {str(path)!r}", f"one that ends in {' or '.join(endings)}")
+        require(path.parent.is_dir(), f"output is {str(path)!r}", "in a folder that there is")
 
 
 def console(stderr: bool = False) -> Console:

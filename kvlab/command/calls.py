@@ -6,10 +6,12 @@ import ast
 import dataclasses
 import importlib.util
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from rich.markup import escape
 from kvlab import attention
 from kvlab.attention import explain
 from kvlab.attention.call.operation import PublicOperation
-from kvlab.command.answers import Answer
+from kvlab.command.answers import Answer, check_output
+from kvlab.common.checks import require
 from kvlab.memory import as_dtype
 from kvlab.replay import load, load_flashinfer, lockstep_case, replay
 from kvlab.viz import save
@@ -74,6 +77,7 @@ def _pair(text: str, like: str) -> tuple[str, str]:
 def _array(name: str, match: re.Match[str], fill: str) -> Any:
     shape = tuple(map(int, match[1].split("x")))
     dtype = as_dtype({"i32": "int32", "i64": "int64", "u32": "uint32", "i8": "int8"}.get(match[2], match[2]))
+    require(math.prod(shape) < 1 << 48, f"{name} is {match[0]!r}", "of fewer than 2**48 elements")
     whole = dtype.kind in "iu"
     how = match[3] or ("0" if whole else fill)
     if how == "random":
@@ -82,15 +86,26 @@ def _array(name: str, match: re.Match[str], fill: str) -> Any:
     if how == "range":
         return np.arange(np.prod(shape, dtype=np.int64)).reshape(shape).astype(dtype)
     try:
-        numbers = [float(one) for one in how.split(",")]
+        numbers = [_number(one) for one in how.split(",")]
     except ValueError:
         accepted = "a number, numbers, 'range' or 'random'"
         raise ValueError(f"{name} is {match[0]!r}: must be filled with {accepted}") from None
+    if whole:
+        least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        fits = all(least <= one <= most and one == int(one) for one in numbers)
+        require(fits, f"{name} is {match[0]!r}", f"filled with integers from {least} to {most}")
     if numbers == [0]:
         return np.zeros(shape, dtype)  # no memory is touched, whatever the shape
-    if len(numbers) > 1 and np.prod(shape) != len(numbers):
-        raise ValueError(f"{name} is {match[0]!r}: must have {np.prod(shape)} numbers")
-    return np.full(shape, numbers[0] if len(numbers) == 1 else np.array(numbers).reshape(shape)).astype(dtype)
+    require(len(numbers) in (1, math.prod(shape)), f"{name} is {match[0]!r}", f"filled with {math.prod(shape)} numbers")
+    wide = np.array(numbers, np.int64 if whole and most < 1 << 63 else None)
+    return np.broadcast_to(wide.reshape(-1 if len(numbers) == 1 else shape), shape).astype(dtype)
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _literal(text: str) -> Any:
@@ -154,6 +169,8 @@ def function_in(address: str) -> tuple[str, str]:
     if not colon or not name.isidentifier():
         raise ValueError(f"{address!r} names no function: must be FILE.py:name or module:name")
     if not place.endswith(".py"):
+        if not all(part.isidentifier() for part in place.split(".")):
+            raise ValueError(f"{address!r} names no function: must be FILE.py:name or module:name")
         return place, name
     path = Path(place).resolve()
     if not path.is_file():
@@ -166,6 +183,23 @@ def function_in(address: str) -> tuple[str, str]:
     return path.stem, name
 
 
+def module_of(name: str) -> ModuleType:
+    """The module of a name. ValueError that tells what it raises when it is imported."""
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def imported(address: tuple[str, str]) -> Any:
+    """The object of a module and a name in it, as :func:`function_in` gives them. ValueError where there is none."""
+    module, name = address
+    found = getattr(module_of(module), name, None)
+    if found is None:
+        raise ValueError(f"'{module}:{name}': there is no {name} in {module}")
+    return found
+
+
 def in_lockstep(
     name: str, given: Sequence[str], twin: str | None, html: Path | None, grid: str | None = None,
     target: str | None = None, unwritten: Sequence[str] = (),
@@ -176,6 +210,7 @@ def in_lockstep(
     """
     from kvlab.mirror import Twin, lockstep, lockstep_kernel, lockstep_pair
 
+    check_output(html, ".html")
     run: Any
     if grid is None or ":" not in name:
         for option, value in (("grid", grid), ("target", target), ("unwritten", unwritten)):
@@ -189,10 +224,10 @@ def in_lockstep(
         case = arguments(given[1:], "random")
         if grid is not None:
             programs = tuple(int(n) if n.isdigit() else n for n in grid.split("x"))
-            both = _imported(kernel), _imported(emulator)
+            both = imported(kernel), imported(emulator)
             run = lockstep_kernel(both[0], both[1], case, programs, target=target, unwritten=list(unwritten))
             return _compared(run, html, "\n".join(run.sentences))
-        if not hasattr(importlib.import_module(kernel[0]), "launch"):
+        if not hasattr(module_of(kernel[0]), "launch"):
             raise ValueError(f"grid is None: must be given, '--grid 4x2' say, as {kernel[0]} has no function launch")
         launches = [f"{module}:launch" for module, _ in (kernel, emulator)]
         pair = Twin(kernel[1], kernel=":".join(kernel), emulator=":".join(emulator))
@@ -201,14 +236,6 @@ def in_lockstep(
         folder, case, alone = case_of(name, given)
         run = lockstep(folder.rpartition(".")[2], case, twin=twin, emulator=alone)
     return _compared(run, html, run.finding)
-
-
-def _imported(address: tuple[str, str]) -> Any:
-    module, name = address
-    found = getattr(importlib.import_module(module), name, None)
-    if found is None:
-        raise ValueError(f"'{module}:{name}': there is no {name} in {module}")
-    return found
 
 
 def _compared(run: Any, html: Path | None, told: str) -> Answer:
@@ -229,6 +256,7 @@ def _compared(run: Any, html: Path | None, told: str) -> Answer:
 
 def replayed(file: Path, quick: bool, device: str | None, output: Path | None, flashinfer: Path | None) -> Answer:
     """``kvlab replay``: a recorded call in every sibling, and the first difference."""
+    check_output(output, ".html", ".svg", ".png")
     if flashinfer is not None or file.is_dir():
         recorded = load_flashinfer(file, flashinfer)
     else:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
-from kvlab.command.answers import Answer
-from kvlab.command.calls import function_in, literals
+from kvlab.command.answers import Answer, check_output
+from kvlab.command.calls import function_in, imported, literals
 from kvlab.viz.pen.host import document
 from kvlab.xray import XRay, diff, xray
 
 
 def _made(address: str, values: dict[str, Any], target: str, warps: int, stages: int) -> XRay:
     """The X-ray of ``FILE.py:kernel``. ValueError where it is not found or does not compile."""
-    module, name = function_in(address)
-    kernel = getattr(importlib.import_module(module), name, None)
-    if kernel is None:
-        raise ValueError(f"{address!r}: there is no {name} in {module}")
+    kernel = imported(function_in(address))
     try:
         return xray(kernel, values, target, num_warps=warps, num_stages=stages)
     except ValueError:
@@ -33,6 +29,7 @@ def _made(address: str, values: dict[str, Any], target: str, warps: int, stages:
 
 def x_rayed(address: str, given: Sequence[str], target: str, warps: int, stages: int, page: Path | None) -> Answer:
     """``kvlab xray``: layouts, allocations, edges, resources, findings with cures; no where there are findings."""
+    check_output(page, ".html")
     found = _made(address, literals(given), target, warps, stages)
     many = len(found.findings)
     head = f"[bold red]{many} finding{'s' * (many > 1)}[/bold red]" if many else "[bold green]no findings[/bold green]"
@@ -44,6 +41,7 @@ def differing(
     stages: int, page: Path | None,
 ) -> Answer:
     """``kvlab diff``: what two kernels, or one with other values or on another target, differ in; no where they do."""
+    check_output(page, ".html")
     values = literals(given)
     both = (values, values | literals(changed))
     a, b = (_made(*one, warps, stages) for one in zip(addresses, both, targets, strict=True))

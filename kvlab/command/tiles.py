@@ -12,6 +12,7 @@ from typing import Any
 from rich.markup import escape
 
 from kvlab.command.answers import Answer
+from kvlab.common.checks import require
 from kvlab.hardware import Cure, best_padding, best_swizzle
 from kvlab.layout import ComposedLayout, Layout, format_layout
 from kvlab.layout.encodings import Encoding, SharedEncoding, from_ttgir
@@ -46,7 +47,10 @@ def read(text: str, dtype: str | None, unit: str | None = None, shape: str | Non
     ...                                 "f16", shape="16x64").how["shape"]
     (Layout("(8,64):(64,1)"), (16, 64))
     """
-    found = recognise(sys.stdin.read() if text == "-" else text, dtype, swizzle_unit=unit)  # type: ignore[arg-type]
+    if text == "-":
+        require(sys.stdin is not None, "text is '-'", "in the standard input, which is closed")
+        text = sys.stdin.read()
+    found = recognise(text, dtype, swizzle_unit=unit)  # type: ignore[arg-type]
     how = dict(found.how)
     if shape is not None:
         how["shape"] = sizes("shape", shape)

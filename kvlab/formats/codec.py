@@ -21,7 +21,8 @@ Codes: TypeAlias = dict[str, np.ndarray[Any, Any]]
 def as_bytes(buffer: Any, name: str = "buffer") -> Bytes:
     """Bytes, an array or a torch tensor as flat uint8; shared where it is contiguous, and copied from a GPU."""
     if isinstance(buffer, bytes | bytearray | memoryview):
-        return np.frombuffer(buffer, np.uint8)
+        whole = not isinstance(buffer, memoryview) or buffer.c_contiguous
+        return np.frombuffer(buffer if whole else bytes(buffer), np.uint8)
     array = to_numpy(in_cpu_memory(buffer), name) if is_torch(buffer) else np.asarray(buffer)
     require(array.dtype.kind not in "OUSMm", f"{name} has dtype {array.dtype}", "numbers")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -110,20 +111,26 @@ def quantise(fields: Sequence[Field], values: Mapping[str, np.ndarray[Any, Any]]
             low = x.min(members, keepdims=True)
             out[least.name] = least.type.codes(low.reshape(least.shape))
             low = least.type.numbers(out[least.name]).reshape(low.shape)
-        reach = _reach(x - low, members, part)
+        reach = _reach(x - low, members, part, scale)
         step = _steps(reach, part, scale)
-        out[scale.name] = scale.type.codes(step.reshape(scale.shape))
+        with np.errstate(over="ignore"):
+            out[scale.name] = scale.type.codes(step.reshape(scale.shape))
+        held = scale.type.numbers(out[scale.name]).reshape(step.shape)
+        lost = ~np.isfinite(held) | ((held == 0) & (reach != 0) & (part.type.bits > 8))
+        if lost.any():
+            most = f"{name} has {reach[lost][0]:g}, whose scale is {step[lost][0]:g}"
+            raise ValueError(f"{most}: must be one that {scale.name}, {scale.stored}, holds")
         if scale.type.bits == 8:  # a coarse scale is what the codes are made with; a float16 one is not
-            step = scale.type.numbers(out[scale.name]).reshape(step.shape)
-        with np.errstate(divide="ignore", invalid="ignore"):
+            step = held
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             inverse = np.where(step != 0, np.float32(1) / step, np.float32(0)).astype(np.float32)
         out[name] = part.type.codes((x - low) * inverse).reshape(part.shape)
     return out
 
 
-def _reach(x: np.ndarray[Any, Any], members: tuple[int, ...], part: Field) -> np.ndarray[Any, Any]:
+def _reach(x: np.ndarray[Any, Any], members: tuple[int, ...], part: Field, scale: Field) -> np.ndarray[Any, Any]:
     """What a group's scale has to reach: the largest magnitude; with its sign where codes reach further below 0."""
-    if not part.type.offset:
+    if not part.type.offset or scale.stored == "e8m0":  # a scale of e8m0 has no sign
         return np.abs(x).max(members, keepdims=True)
     rest = [axis for axis in range(x.ndim) if axis not in members]
     flat = x.transpose(*rest, *members).reshape(*(x.shape[axis] for axis in rest), -1)
@@ -133,11 +140,12 @@ def _reach(x: np.ndarray[Any, Any], members: tuple[int, ...], part: Field) -> np
 
 def _steps(reach: np.ndarray[Any, Any], part: Field, scale: Field) -> np.ndarray[Any, Any]:
     """Scales: reach over the largest number of the type, a power of two, rounded up, where the scale is one."""
-    step = (reach / np.float32(-part.type.offset or part.type.largest)).astype(np.float32)
     if scale.stored == "e8m0":
+        step = (reach / np.float32(part.type.largest - bool(part.type.offset))).astype(np.float32)
         with np.errstate(divide="ignore"):
             step = np.exp2(np.ceil(np.log2(np.maximum(step, np.float32(2.0**-126))))).astype(np.float32)
-    return step
+        return step
+    return (reach / np.float32(-part.type.offset or part.type.largest)).astype(np.float32)
 
 
 def dequantise(

@@ -56,7 +56,7 @@ class Conversion:
         self._check_buffer(buffer)
         require(0 <= count("fill", fill) < 256, f"fill is {fill}", "a byte, 0 to 255")
         if out is not None:
-            self._check_flat(out, "out", self.target.nbytes)
+            check_flat(out, "out", self.target.nbytes)
             same = is_torch(out) == is_torch(buffer) and (not is_torch(out) or out.device == buffer.device)
             require(same, "out is in another place than buffer", "of one library and device")
         flat = buffer if on_gpu(buffer) else self.source.bytes_of(buffer)
@@ -73,16 +73,6 @@ class Conversion:
         if on_gpu(buffer):
             held, size = buffer.numel() * buffer.element_size(), self.source.nbytes
             require(held == size, f"buffer has {held} bytes", f"{size}, as the format has")
-
-    @staticmethod
-    def _check_flat(buffer: Any, name: str, size: int) -> None:
-        """ValueError unless a buffer is flat and of so many bytes."""
-        known = is_torch(buffer) or isinstance(buffer, np.ndarray)
-        flat = known and str(buffer.dtype).removeprefix("torch.") == "uint8" and buffer.ndim == 1
-        contiguous = flat and (buffer.is_contiguous() if is_torch(buffer) else buffer.flags.c_contiguous)
-        said = f"has shape {tuple(buffer.shape)} and dtype {buffer.dtype}" if known else f"is a {type(buffer).__name__}"
-        require(contiguous and buffer.shape[0] == size, f"{name} {said}", f"contiguous uint8 [{size}]")
-        require(is_torch(buffer) or buffer.flags.writeable, f"{name} is read-only", "writeable")
 
     @cached_property
     def _ranges(self) -> list[tuple[int, int, Int64]]:
@@ -102,7 +92,7 @@ class Conversion:
         that is more than 64 KiB, in pieces of 16 bytes at most, or part of it goes to bytes that held none of it.
         """
         size = max(self.source.nbytes, self.target.nbytes)
-        self._check_flat(buffer, "buffer", size)
+        check_flat(buffer, "buffer", size)
         if on_gpu(buffer):
             _on_gpu().convert_in_place(self, buffer)
             return
@@ -116,6 +106,16 @@ class Conversion:
             old = held[first:end].copy()
             one = Copies(*(getattr(self.copies, name)[which] for name in ("source", "target", "length")))
             Copies(one.source - 8 * first, one.target - 8 * first, one.length).apply(old, held[first:end])
+
+
+def check_flat(buffer: Any, name: str, size: int) -> None:
+    """ValueError unless a buffer is flat and of so many bytes."""
+    known = is_torch(buffer) or isinstance(buffer, np.ndarray)
+    flat = known and str(buffer.dtype).removeprefix("torch.") == "uint8" and buffer.ndim == 1
+    contiguous = flat and (buffer.is_contiguous() if is_torch(buffer) else buffer.flags.c_contiguous)
+    said = f"has shape {tuple(buffer.shape)} and dtype {buffer.dtype}" if known else f"is a {type(buffer).__name__}"
+    require(contiguous and buffer.shape[0] == size, f"{name} {said}", f"contiguous uint8 [{size}]")
+    require(is_torch(buffer) or buffer.flags.writeable, f"{name} is read-only", "writeable")
 
 
 def _on_gpu() -> Any:

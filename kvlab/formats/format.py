@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,9 @@ from kvlab.common.drawn import Drawn
 
 from . import codec, text
 from .field import AXES, Field, check_chain
+
+MOST_APART = 1 << 26
+"""Elements of a field that are looked at one by one."""
 
 
 class Format(Drawn):
@@ -113,6 +117,9 @@ class Format(Drawn):
         if large:
             self.resized(**large)
             return
+        most = max(math.prod(field.shape) * field.copies for field in self.fields)
+        require(most <= MOST_APART, f"format {self.print()!r} has {most} elements of a field",
+                f"at most {MOST_APART} of two pages and layers, where strides are given")  # fmt: skip
         starts = np.concatenate([field.addresses().ravel() for field in self.fields])
         widths = np.concatenate([np.full(field.addresses().size, field.type.bits) for field in self.fields])
         order = np.argsort(starts, kind="stable")
@@ -176,8 +183,7 @@ class Format(Drawn):
         >>> known.at(13), known.at(10)
         ('k page 0, slot 1, dim 2; k page 0, slot 1, dim 3', 'padding')
         """
-        if not 0 <= byte < self.nbytes:
-            raise IndexError(f"byte is {byte}: must be in [0, {self.nbytes})")
+        byte = int(checked_index("byte", byte, self.nbytes))
         said: list[str] = []
         for field in self.fields:
             for bit in range(8 * byte, 8 * byte + 8, min(field.type.bits, 8)):

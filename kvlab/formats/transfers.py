@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.arrays import to_numpy
 from kvlab.common.checks import Int64, count, integers, require, shown
 from kvlab.common.drawn import Drawn
 
 from .codec import Bytes
-from .conversion import check_same
+from .conversion import check_flat, check_same
 from .copies import Copies, copies_of
 from .field import REPLICA, Field
 from .format import Format, check_formats
@@ -64,7 +65,7 @@ class Ranks:
         """The part of the address that tokens give, and how many of them share an element; 0 shares it by all."""
         slots = self.format.sizes.get("slot", 1)
         if "slot" not in field.axes and "page" not in field.axes:
-            return np.zeros(1, np.int64), 0
+            return np.zeros(1, np.int64), int(slots * self.format.sizes.get("page", 1) == 1)
         group = field.group("slot") or slots
         at = np.arange(0, tokens, group)
         return field.table("page")[self.pages[at // slots] if "page" in field.axes else 0 * at] + (
@@ -144,9 +145,10 @@ class Transfer(Drawn):
         copies, end = self._whole(pair), np.cumsum(self.pairs[pair].length)
         size = int(copies.length.sum()) // 8
         flat = np.asarray(message).reshape(-1)
-        require(flat.dtype == np.uint8 and flat.size == size, "message", f"uint8 [{size}]")
-        require(target.size == self.target.local(pair[1]).nbytes, f"target has {target.size} bytes", "a rank's buffer")
-        Copies(end - copies.length, copies.target, copies.length).apply(flat, target)
+        said = f"message has shape {flat.shape} and dtype {flat.dtype}"
+        require(flat.dtype == np.uint8 and flat.size == size, said, f"uint8 [{size}]")
+        check_flat(target, "target", self.target.local(pair[1]).nbytes)
+        Copies(end - copies.length, copies.target, copies.length).apply(flat, to_numpy(target, "target"))
 
     def _whole(self, pair: tuple[int, int]) -> Copies:
         require(pair in self.pairs, f"pair is {shown(pair)}", f"one of {', '.join(map(str, self.pairs))}")
@@ -162,9 +164,11 @@ class Transfer(Drawn):
         flat = [self.source.local(rank).bytes_of(one, "sources") for rank, one in enumerate(sources)]
         sizes = [self.target.local(rank).nbytes for rank in range(self.target.degree)]
         out = [np.zeros(size, np.uint8) for size in sizes] if targets is None else list(targets)
-        require([one.size for one in out] == sizes, "targets", f"uint8 of {', '.join(map(str, sizes))} bytes")
+        require(len(out) == len(sizes), f"targets are {len(out)}", f"{len(sizes)}, one a rank")
+        for rank, (one, size) in enumerate(zip(out, sizes, strict=True)):
+            check_flat(one, f"targets[{rank}]", size)
         for (source, target), copies in self.pairs.items():
-            copies.apply(flat[source], out[target])
+            copies.apply(flat[source], to_numpy(out[target], "targets"))
         return out
 
 
@@ -213,6 +217,11 @@ def transfer(
     given = ((source, source_heads, source_pages, "source"), (target, target_heads, target_pages, "target"))
     for number, (made, heads, pages, name) in enumerate(given):
         shared = heads_of_ranks(total, degrees[number]) if heads is None else _given(heads, total, name)
+        for mine in shared:
+            try:
+                _local(made, len(mine))
+            except ValueError as reason:
+                raise ValueError(f"a rank of {name} has {len(mine)} heads: {reason}") from None
         ends.append(Ranks(made, shared, _pages(made, pages, name)))
     left, right = ends
     fits = [side.pages.size * side.format.sizes.get("slot", 1) for side in ends]

@@ -48,6 +48,7 @@ _MODES = re.compile(
 _BASIS = re.compile(r"^\s*(?:-\s*)?(\w+)=(\d+)\s*->\s*\(([^)]*)\)\s*$", re.M)
 _EMPTY = re.compile(r"^\s*(?:-\s*)?(\w+) is a size 1 dimension\s*$", re.M)
 _OUTS = re.compile(r"where out dims are: \[(.*?)\]", re.S)
+_DIGITS = re.compile(r"[0-9]{1,18}")
 _OUT = re.compile(r"(\w+) \(size (\d+)\)")
 _SIZES = re.compile(r"([1-9]\d{0,6})\s*x\s*([1-9]\d{0,6})")
 _CUTE = re.compile(r"Sw?<|\S:\S|ptr\[|^\s*tensor<|ptr<|@")
@@ -300,7 +301,10 @@ def linear(text: str, dtype: Any, unit: Any, arch: str | None) -> Found | None:
         if int(found[2]) != 1 << len(steps):
             place = 1 << len(steps)
             raise ValueError(f"LinearLayout dump has {found[1]}={found[2]} in place of {place}: must be whole")
-        steps.append([int(n) for n in found[3].replace(",", " ").split()])
+        numbers = found[3].replace(",", " ").split()
+        if not all(map(_DIGITS.fullmatch, numbers)):
+            raise ValueError(f"LinearLayout dump leads to ({found[3]}): must be numbers")
+        steps.append([int(n) for n in numbers])
     return Found(LinearLayout(bases, {name: int(size) for name, size in _OUT.findall(outs[1])}), _bytes_of(dtype))
 
 

@@ -211,6 +211,8 @@ def _dims(shape: tuple[int, ...]) -> tuple[list[int], tuple[int, int]]:
     if len(shape) > 2:
         kept = [axis for axis in kept if shape[axis] > 1] or [0]
     sizes = [shape[axis] for axis in kept]
+    if not sizes:
+        raise ValueError(f"shape {shape} has no dimension: must have one, to be drawn")
     if math.prod(sizes) >= 1 << 62:
         raise ValueError(f"shape {shape} has 2**62 elements or more: fewer can be drawn")
     return kept, (1, sizes[0]) if len(sizes) == 1 else (sizes[0], math.prod(sizes[1:]))

@@ -161,8 +161,13 @@ def test_every_example_is_a_call(name):
         (("explain", "mha_encode"), "operation is 'mha_encode': must be one of attend_paged"),
         (("explain", "mha_decode"), "takes q, cache: must be given"),
         (("explain", "mha_decode_paged", "q:3"), "argument is 'q:3': must be NAME=VALUE"),
-        (("explain", "mha_decode_paged", "q=3:i32=1,2"), "q is '3:i32=1,2': must have 3 numbers"),
+        (("explain", "mha_decode_paged", "q=3:i32=1,2"), "q is '3:i32=1,2': must be filled with 3 numbers"),
         (("explain", "mha_decode_paged", "q=3:i32=a"), "must be filled with a number"),
+        (("explain", "mha_decode_paged", "q=3:i32=nan"), "must be filled with integers from -2147483648 to 2147483647"),
+        (("explain", "mha_decode_paged", f"q={10**17}x8:bf16=range"), "must be of fewer than 2**48 elements"),
+        (("xray", ":scale"), "':scale' names no function: must be FILE.py:name or module:name"),
+        (("xray", "kvlab:scale", "-o", "x.svg"), "output is 'x.svg': must be one that ends in .html"),
+        (("lockstep", "merge_states", "-o", "nowhere/x.html"), "must be in a folder that there is"),
         (("lockstep", "kernels.py:scale"), "'kernels.py:scale' is a kernel: must be followed by its twin"),
         (("lockstep", "kernels.py:scale", "twins.py:scale"), "there is no file kernels.py"),
         (("bench", "speed"), "benchmark is 'speed': must be one of attention"),
@@ -172,6 +177,31 @@ def test_bad_input_is_told_in_one_line(kvlab, argv, says):
     code, out, err = kvlab(*argv)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert says in err
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def f(:", "SyntaxError: invalid syntax"), ("nothing", "NameError: name 'nothing' is not"),
+        ("raise RuntimeError('boom')", "RuntimeError: boom"), ("raise SystemExit(5)", "SystemExit: 5"),
+    ],
+)
+def test_what_a_file_raises_is_told_in_one_line(kvlab, tmp_path, source, says):
+    file = tmp_path / f"raises_{len(source)}.py"
+    file.write_text(source)
+    code, out, err = kvlab("xray", f"{file}:scale")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"cannot be imported: {says}" in err
+
+
+def test_numbers_of_an_array_are_exact():
+    """Of 64 bits, where a float has 53."""
+    assert calls.arguments(["at=2:i64=9007199254740993,-1"], "random")["at"].tolist() == [9007199254740993, -1]
+
+
+def test_a_closed_standard_input_is_told(kvlab, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "the standard input, which is closed" in kvlab("draw", "-")[2]
 
 
 def test_doctor_tells_what_is_missing(kvlab, monkeypatch):

@@ -275,6 +275,29 @@ def test_codes_that_do_not_fit_are_refused(codes: Any, words: str) -> None:
         Format.parse("dim:4 k.u4").encode(np.zeros(4), fill=300)
 
 
+@pytest.mark.parametrize(("stored", "scale", "value", "words"), [
+    ("s8", "f16", 1e9, r"k has 1e\+09, whose scale is 7.87402e\+06: must be one that k_scale, f16, holds"),
+    ("bf16", "e4m3", 4.0, "k has 4, whose scale is 1.*e-38: must be one that k_scale, e4m3, holds"),
+    ("s8", "f32", 1e9, ""), ("b4", "e8m0", -7.0, ""), ("b4", "e8m0", 7.0, ""),
+])  # fmt: skip
+def test_a_scale_that_its_type_cannot_hold_is_refused(stored: str, scale: str, value: float, words: str) -> None:
+    """A law: what is encoded is decoded, but for a rounding, or refused; e8m0 has no sign and no zero."""
+    made = Format.parse(f"slot:2 (dim:4 k.{stored}, k_scale.{scale}, pad:1)")
+    given = np.array([[value] * 4, [0.0] * 4], np.float32)
+    if words:
+        with pytest.raises(ValueError, match=words):
+            made.encode(given)
+    else:
+        assert np.allclose(made.decode(made.encode(given))[0], given, rtol=0.01, atol=0)
+
+
+def test_strided_memory_is_read_in_its_order() -> None:
+    made = Format.parse("slot:4 k.s8")
+    assert made.decode(memoryview(bytes([1, 9, 2, 9, 3, 9, 4, 9]))[::2])[0].tolist() == [1, 2, 3, 4]
+    with pytest.raises(ValueError, match="byte has dtype float64: must be integers"):
+        made.at(1.5)
+
+
 def test_values_of_another_shape_are_refused() -> None:
     found = known_format("mla.656", layers=1, pages=1, page_size=2)
     latent, rope = np.zeros((1, 1, 2, 512)), np.zeros((1, 1, 2, 64))

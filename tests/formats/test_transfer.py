@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlab.formats import Copies, Format, Transfer, heads_of_ranks, known_format, markers, transfer
+from kvlab.formats import Copies, Format, Transfer, convert, heads_of_ranks, known_format, markers, transfer
 
 DEGREES, PAGES, TOKENS = (1, 2, 4, 8), (16, 32, 64), 60
 
@@ -136,12 +136,31 @@ def test_replicas_are_served_in_turns() -> None:
         ({"tokens": 65}, "source_pages hold 64 tokens: must be pages for the 65 tokens"),
         ({"target_pages": [0, 0]}, r"target_pages is \[0, 0\]: must be different pages in \[0, 4\)"),
         ({"degrees": (0, 1)}, "degree is 0"),
+        ({"source_heads": [[0], [1, 2, 3]]}, "a rank of source has 1 heads: head is 1: must be a multiple of 2"),
     ],
 )
 def test_bad_transfers_are_refused(how: dict[str, Any], words: str) -> None:
-    one = known_format("vllm.LBNHC", heads=4)
+    one = Format.parse("page:4 kv:2 slot:16 head/2:2 head:2 dim:8 kv.bf16")
     with pytest.raises(ValueError, match=words):
         transfer(one, one, **how)
+
+
+def test_buffers_of_another_type_are_refused_before_anything_is_written() -> None:
+    one = Format.parse("head:2 slot:4 k.s8")
+    plan, source = transfer(one, one), np.arange(8, dtype=np.uint8)
+    with pytest.raises(ValueError, match=r"targets\[0\] has shape \(8,\) and dtype int8"):
+        plan.apply([source], [np.zeros(8, np.int8)])
+    with pytest.raises(ValueError, match="target is read-only"):
+        plan.receive((0, 0), plan.message((0, 0), source), np.frombuffer(bytes(8), np.uint8))
+    with pytest.raises(ValueError, match=r"message has shape \(8,\) and dtype int8: must be uint8"):
+        plan.receive((0, 0), source.view(np.int8), np.zeros(8, np.uint8))
+
+
+def test_one_token_is_one_token_with_or_without_its_axes() -> None:
+    """A law: axes of one index say nothing; what the transfer copies is what a conversion copies."""
+    one, other = Format.parse("head:4 dim:8 k.bf16"), Format.parse("page:1 slot:1 dim:8 head:4 k.bf16")
+    source = np.arange(64, dtype=np.uint8)
+    assert transfer(one, other).apply([source])[0].tolist() == convert(one, other).apply(source).tolist()
 
 
 def test_formats_of_other_codes_are_refused() -> None:

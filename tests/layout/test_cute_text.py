@@ -86,6 +86,7 @@ def test_steps_of_coordinates_are_read_and_written(printer, text):
     (("Sw<3,3,3> o Sw<2,3,3> o _0 o (8,64):(64,1)", "f16"), "is no CuTe text"),
     (("Sw<3,3,3> o (6,2):(8,2) o 0 o (4,3):(3,1)", "f16"), "two maps after its layout"),
     (("TiledMMA",), "is no CuTe text"), (("",), "is no CuTe text"), ((7,), "text is 7: must be a str"),
+    (("Sw<-1,4,3> o 8:1",), "'Sw<-1,4,3>' where an offset is expected"), (("ptr[16b](0x1)",), "a pointer alone"),
     (("(8,64):(64)",), "is no CuTe text"), (("tensor<ptr<f4E2M1FN, smem, S<3,4,3>> o 8:1>",), "dtype is None"),
 ])  # fmt: skip
 def test_what_is_refused(args, message):

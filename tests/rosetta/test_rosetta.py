@@ -264,6 +264,15 @@ def test_sentences_and_pictures(text):
         (" - lane=2 -> (0)\nwhere out dims are: [dim0 (size 1)]", "has lane=2 in place of 1"),
         ("Sw<3,3,3> o (8,64):(64,1)", "dtype is None"),
         ("(8,64):(64", "is no CuTe text"),
+        (" - lane=1 -> (0,[])\nwhere out dims are: [dim0 (size 1)]", r"leads to \(0,\[\]\): must be numbers"),
+        ("#ttg.blocked<{sizePerThread = [1]}>", "BlockedLayout has no threads_per_warp, warps_per_cta, order"),
+        ("#ttg.nvidia_mma<{versionMajor = 2}>", "has no versionMinor: must be whole"),
+        ("#ttg.linear<{register = [[1]], warp = []}>", "has no lane"),
+        ("#ttg.linear<{register = [1], lane = [], warp = []}>", r"bases \[1\]: must be lists"),
+        ("#ttg.linear<{register = [[1], [0, 1]], lane = [], warp = []}>", "must have as many integers each"),
+        ("#ttg.linear<{register = [[1]7], lane = [], warp = []}>", "'.*7.*' of an encoding: must be numbers"),
+        ("#ttg.padded_shared<[4:+2] {order = [1, 0]}>", "has no shape: must be beside its order"),
+        ("#ttg.padded_shared<[4:+2] {block = []}>", "must have an order and a shape, or bases"),
     ],
 )
 def test_what_is_wrong_is_told_by_its_own_reader(text, says):

@@ -166,8 +166,8 @@ def read_config(config: Any) -> ModelConfig:
     path = path / "config.json" if path.is_dir() else path
     require(path.is_file(), f"config is {shown(str(config))}", accepted)
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as reason:
+        fields = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as reason:
         raise ValueError(f"config is {shown(str(config))}: must be JSON: {reason}") from None
     require(isinstance(fields, dict), f"config is {shown(str(config))}", "a JSON object")
     return ModelConfig(fields, str(fields.get("_name_or_path") or path.parent.resolve().name))

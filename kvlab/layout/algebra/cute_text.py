@@ -175,10 +175,16 @@ def _elements(text: str, dtype: Any, pointer: _Pointer | None) -> np.dtype[Any] 
 def _composed(text: str, parts: list[str]) -> ComposedLayout:
     """What is left of a text: ``layout``, ``offset o layout``, ``outer o offset o layout``."""
     try:
+        if not parts:
+            raise ValueError("a pointer alone")
         *outer, inner = parts
-        offset = int(outer.pop().removeprefix("_")) if outer and ":" not in outer[-1] else 0
-        (last,) = (Layout.parse(part) for part in outer) if outer else (None,)
-        return ComposedLayout(Layout.parse(inner), last, offset)
+        offset = outer.pop() if outer and ":" not in outer[-1] else "0"
+        if not re.fullmatch(r"_?-?[0-9]+", offset):
+            raise ValueError(f"{shown(offset)} where an offset is expected")
+        if len(outer) > 1:
+            raise ValueError(f"{len(outer)} maps after the layout, one is expected")
+        last = Layout.parse(outer[0]) if outer else None
+        return ComposedLayout(Layout.parse(inner), last, int(offset.removeprefix("_")))
     except ValueError as error:
         raise ValueError(
             f"{shown(text)} is no CuTe text ({error}): must be '(_8,_64):(_64,_1)', 'Sw<3,3,3> o _0 o (8,64):(64,1)', "

@@ -54,7 +54,14 @@ def from_fields(fields: Mapping[str, Any]) -> Encoding:
     known = {field.name for field in dataclasses.fields(CLASSES[name])}
     if unknown := arguments.keys() - known:
         raise ValueError(f"fields {sorted(unknown)} of {name}: must be {sorted(known)}")
+    if lacking := [one.name for one in dataclasses.fields(CLASSES[name]) if _needed(one) and one.name not in arguments]:
+        raise ValueError(f"{name} has no {', '.join(lacking)}: must be given")
     return CLASSES[name](**arguments)
+
+
+def _needed(field: dataclasses.Field[Any]) -> bool:
+    """Tells whether a field has no default."""
+    return field.init and field.default is field.default_factory is dataclasses.MISSING
 
 
 def from_gluon(layout: Any) -> Encoding:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from kvlab.common.checks import is_integer, shown
 from kvlab.layout.encodings.base import Encoding
 from kvlab.layout.encodings.gluon import from_fields
 from kvlab.layout.encodings.padded_shared import PaddedSharedLayout
@@ -50,6 +51,12 @@ RENAMED = {
     "warpsPerCTA": "warps_per_cta",
 }
 """What Gluon's classes call the fields that the compiler prints."""
+NEEDED = {
+    "linear": ("register", "lane", "warp"),
+    "nvidia_mma": ("versionMajor", "versionMinor"),
+    "tensor_memory_encoding": ("blockM", "blockN"),
+}
+"""The fields from which others are made."""
 _INNERMOST = re.compile(r"#ttn?g\.(\w+)<([^<>]*)>")
 _FIELD = re.compile(r"(\w+) = (\[[^={}]*\]|[^,{}\[\]]+)")
 _ALIAS = re.compile(r"^#(\w+) = (#ttg\.(\w+)<.*>)$", re.M)
@@ -109,6 +116,8 @@ def _encoding(kind: str, body: str, known: Mapping[str, Encoding]) -> Encoding:
     if kind not in CLASSES:
         raise ValueError(f"encoding #ttg.{kind}<{body}>: must be one of {', '.join(CLASSES)}")
     fields: dict[str, Any] = {RENAMED.get(name, name): _value(value, known) for name, value in _FIELD.findall(body)}
+    if lacking := [RENAMED.get(name, name) for name in NEEDED.get(kind, ()) if RENAMED.get(name, name) not in fields]:
+        raise ValueError(f"encoding #ttg.{kind}<{body}> has no {', '.join(lacking)}: must be whole")
     if kind == "nvidia_mma":
         fields["version"] = [fields.pop("versionMajor"), fields.pop("versionMinor")]
     elif kind == "tensor_memory_encoding":
@@ -116,11 +125,15 @@ def _encoding(kind: str, body: str, known: Mapping[str, Encoding]) -> Encoding:
     elif kind == "dot_op":
         fields.setdefault("k_width", 0)
     elif kind == "linear":
-        fields["shape"] = _reach([*fields["reg_bases"], *fields["lane_bases"], *fields["warp_bases"]])
+        fields["shape"] = _reach(*(fields[name] for name in ("reg_bases", "lane_bases", "warp_bases")))
     elif kind == "padded_shared":
         pairs = [[int(n) for n in pair] for pair in re.findall(r"(\d+):\+(\d+)", body)]
         if "order" in fields:
+            if "shape" not in fields:
+                raise ValueError(f"encoding #ttg.{kind}<{body}> has no shape: must be beside its order")
             return PaddedSharedLayout.with_identity_for(pairs, fields["shape"], fields["order"])
+        if "offset_bases" not in fields:
+            raise ValueError(f"encoding #ttg.{kind}<{body}>: must have an order and a shape, or bases of offset")
         fields |= {"interval_padding_pairs": pairs, "shape": _reach(fields["offset_bases"])}
     return from_fields({"class": CLASSES[kind], **fields})
 
@@ -129,9 +142,19 @@ def _value(text: str, known: Mapping[str, Encoding]) -> Any:
     text = text.strip()
     if text.startswith("#"):
         return _named(text, known)
-    return text == "true" if text in ("true", "false") else ast.literal_eval(text)
+    try:
+        return text == "true" if text in ("true", "false") else ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError):
+        raise ValueError(f"{shown(text)} of an encoding: must be numbers, lists, true, false or a name") from None
 
 
-def _reach(bases: list[list[int]]) -> list[int]:
+def _reach(*parts: Any) -> list[int]:
     """The shape that the bases of powers of two fill."""
+    for rows in parts:
+        good = isinstance(rows, list) and all(isinstance(row, list) and all(map(is_integer, row)) for row in rows)
+        if not good:
+            raise ValueError(f"bases {shown(rows)}: must be lists with an integer for each dimension")
+    bases = [row for rows in parts for row in rows]
+    if len({len(row) for row in bases}) > 1:
+        raise ValueError(f"bases {shown(bases)}: must have as many integers each")
     return [1 << max(steps).bit_length() for steps in zip(*bases, strict=True)]

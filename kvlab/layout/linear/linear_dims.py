@@ -165,8 +165,8 @@ class LinearDims(LinearMap):
         return 1 << min(run, (others & -others).bit_length() - 1 if others else run)
 
     def broadcast_free(self, in_dim: str) -> ColumnAction:
-        """The action that leaves out the indices of ``in_dim`` which lead to where lower ones do: of registers that
-        hold what another one holds, say.
+        """The action that leaves out the bits of ``in_dim`` which lead nowhere: of registers that hold what the one
+        without the bit holds, say.
 
         >>> LinearDims({"register": [[1], [0], [2]]}, (4,)).broadcast_free("register")
         ColumnAction(in_dim='register', columns=(0, 2), bits=3)

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import shown
 from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.swizzle import Swizzle
 from kvlab.layout.linear import convert as linear_convert
 from kvlab.layout.linear.from_atom import Atom, atom_bases
 from kvlab.layout.linear.linear_dims import LinearDims, common_order
-from kvlab.layout.linear.linear_map import Vector
+from kvlab.layout.linear.linear_map import Vector, log2_of
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
@@ -210,8 +211,13 @@ class LinearLayout(LinearDims):
         {'register': [[1], [4], [8]], 'lane': [[2]]}
         """
         grown = self
+        if lacking := [name for name in self.out_dims if name not in sizes]:
+            raise ValueError(f"sizes is {shown(sizes)}: must have {', '.join(lacking)}")
         for name, size in self._outs:
+            log2_of(sizes[name], name)
             if size < sizes[name]:
+                if not self._bases:
+                    raise ValueError(f"sizes is {shown(sizes)}: must be {self.out_dims}, there is no input to grow")
                 grown *= LinearLayout.identity1d(sizes[name] // size, self._bases[0][0], name)
         kept = [sizes[name] for name in grown.out_dims]
         bases = {

@@ -134,5 +134,10 @@ def test_an_explorer_and_python_have_one_state(lab: str, page: Callable[..., Any
     at.evaluate(RUN_ONE, 2)
     at.wait_for_function("() => document.querySelector('.kvlab-explorer').textContent.includes('T20: row 4')")
     assert at.input_value(".kvlab-explorer input[name=column]") == "3"
+    at.locator(".kvlab-explorer input[name=lane]").press("ArrowRight")
+    for key in ("ArrowDown", "ArrowUp", "ArrowDown", "d", "d"):  # to the lab, two d mean: this cell goes
+        at.locator(".kvlab-explorer .picture").press(key)
+    assert at.input_value(".kvlab-explorer input[name=lane]") == "22"
+    assert at.locator(".jp-Cell").count() == len(CELLS)
     assert not tab.faults(at.query_selector(".jp-OutputArea-output:has(.kvlab-explorer)"))
     assert not tab.errors

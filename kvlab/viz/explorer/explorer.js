@@ -485,6 +485,7 @@ export function mount(el, scene, model) {
   el.setAttribute("role", "figure");
   el.innerHTML = `<form>${Object.entries(knobs).map(([name, knob]) => control(name, knob)).join("")}${play ? `<button type="button">▶ play</button>` : ""}</form><div class="picture" tabindex="0"></div>`;
   const form = el.querySelector("form"), picture = el.querySelector(".picture");
+  for (const one of [...form.elements, picture]) one.dataset.lmSuppressShortcuts = "true"; // keys here are no commands of JupyterLab
   let svg, shown = [], timer;
   const paint = () => {
     const state = model.get(), {title, width, height, layers} = drawn(scene, state);

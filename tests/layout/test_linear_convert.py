@@ -80,6 +80,7 @@ def test_triton_swizzle_as_layout():
     "make, message",
     [
         (lambda: LinearLayout.from_layout(Layout("(3,4):(4,1)")), "mode 3:4 is not a power of two"),
+        (lambda: LinearLayout.from_layout(Layout("(4,4):(-1,4)")), "mode 4:-1 is not a power of two with"),
         (lambda: LinearLayout.from_layout(Layout("(4,4):(1,1)")), "strides overlap in the bits 0x3, so sums carry"),
         (lambda: LinearLayout({"a": [[1], [3]]}, {"offset": 4}).to_layout(), "share the bits 0x1"),
         (lambda: LinearLayout({"a": [[1, 0]]}, (2, 2)).to_layout(), "one output, its offset"),

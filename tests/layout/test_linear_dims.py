@@ -48,6 +48,7 @@ def test_dimensions_are_cut():
     (LAYOUT, (), 4), (LAYOUT, ("lane", "dim0"), 1), (LAYOUT.resize_in("register", 4), ("lane", "dim0"), 2),
     (LinearLayout({"register": [[2], [1]]}, (4,)), (), 1),
     (LinearLayout({"register": [[1], [2]], "x": [[2]]}, (4,)), (), 2),
+    (LinearLayout({"register": [[1], [2], [3]]}, (4,)), (), 1), (LinearLayout({"x": [[1], [2], [6]]}, (8,)), (), 2),
 ])  # fmt: skip
 def test_vectors_are_consecutive_wherever_they_start(layout, dims, count):
     assert layout.num_consecutive(*dims) == count

@@ -15,7 +15,8 @@ import pytest
 
 from kvlab.hardware import TmaDescriptor
 from kvlab.memory import OutOfBounds, UnwrittenRead
-from kvlab.simt import Deadlock, DeviceAssertion, KernelRun, UnknownInstruction, Unwaited, run_ptx
+from kvlab.simt import Deadlock, DeviceAssertion, KernelRun, Unfenced, UnknownInstruction, Unwaited, run_ptx
+from kvlab.simt.order import Order
 
 DATA = Path(__file__).parents[1] / "data"
 LANE = np.arange(32)
@@ -136,6 +137,14 @@ def test_floats_at_their_edges() -> None:
         "max.f32 %r3, %r1, %r2": np.float32([0, 0, 1, 1.5, 2, 3e9, 5, a[7]]),
         "max.NaN.f32 %r3, %r1, %r2": np.float32([0, 0, nan, nan, 2, 3e9, 5, a[7]]),
         "min.xorsign.abs.f32 %r3, %r1, %r2": np.float32([-0.0, -0.0, 1, 1.5, -2, -1, -5, 1]),
+        "max.relu.f32 %r3, %r1, %r2": np.float32([0, 0, 1, 1.5, 2, 3e9, 5, a[7]]),
+        "add.sat.f32 %r3, %r1, %r2": np.float32([0, 0, 0, 0, 0, 1, 0, 1]),
+        "min.relu.f32 %r3, %r1, %r2": np.float32([0, 0, 1, 1.5, 0, 0, 0, 1]),
+        "setp.nan.f32 %p1, %r1, %r2; selp.f32 %r3, %r1, %r2, %p1": np.float32([0, -0.0, nan, 1.5, 2, -1, 5, 1]),
+        "setp.num.f32 %p1, %r1, %r2; selp.f32 %r3, %r1, %r2, %p1": np.float32([-0.0, 0, 1, nan, -2.5, 3e9, -inf, a[7]]),
+        "setp.ne.f32 %p1, %r1, %r2; selp.f32 %r3, %r1, %r2, %p1": np.float32([0, -0.0, 1, nan, -2.5, 3e9, -inf, a[7]]),
+        "setp.neu.f32 %p1, %r1, %r2; selp.f32 %r3, %r1, %r2, %p1":
+            np.float32([0, -0.0, nan, 1.5, -2.5, 3e9, -inf, a[7]]),
         "cvt.rzi.s32.f32 %r3, %r1": np.int32([0, 0, 0, 1, -2, 2**31 - 1, -(2**31), 65519]),
         "cvt.rni.s32.f32 %r3, %r1": np.int32([0, 0, 0, 2, -2, 2**31 - 1, -(2**31), 65520]),
         "cvt.rz.f16.f32 %rs1, %r1; cvt.f32.f16 %r3, %rs1":
@@ -165,6 +174,51 @@ def test_floats_at_their_edges() -> None:
             st.global.b32 [%rd3], %r2;""", given, bits, grid=(len(given) // 32,))
         cast = np.frombuffer(bytes.fromhex(record[name]), code)[: len(given)].astype(np.uint32)
         assert np.array_equal(bits, cast if code == "u2" else cast * 257), name
+
+
+@pytest.mark.parametrize("verb, first, factors", [
+    ("sub", True, (1, -1)), ("sub", False, (-1, 1)), ("add", False, (1, 1)),
+])
+def test_a_product_that_is_added_alone_is_fused(verb: str, first: bool, factors: tuple[int, int]) -> None:
+    """a b and c with one rounding, as ptxas contracts them: exact in float64, rounded once; without it, twice."""
+    rng = np.random.default_rng(3)
+    a, b, c = (rng.standard_normal(32).astype(np.float32) for _ in range(3))
+    c = np.float32(a * b) + c * np.float32(1e-6)  # the digits that the first rounding takes are what is left
+    operands = "%r3, %r4" if first else "%r4, %r3"
+    body = f"""
+        add.s64 %rd1, %rd100, %rd99; add.s64 %rd2, %rd101, %rd99; add.s64 %rd3, %rd102, %rd99;
+        add.s64 %rd4, %rd103, %rd99; ld.global.b32 %r1, [%rd1]; ld.global.b32 %r2, [%rd2]; ld.global.b32 %r4, [%rd3];
+        mul.f32 %r3, %r1, %r2; {verb}.f32 %r5, {operands}; st.global.b32 [%rd4], %r5;"""
+    product, rest = a.astype(np.float64) * b, c.astype(np.float64)
+    exact = (factors[0] * product + factors[1] * rest).astype(np.float32)
+    twice = factors[0] * (a * b) + factors[1] * c
+    fused, apart = np.zeros(32, np.float32), np.zeros(32, np.float32)
+    execute(body, a, b, c, fused)
+    execute(body, a, b, c, apart, contract=False)
+    assert np.array_equal(fused, exact)
+    assert np.array_equal(apart, twice)
+    assert not np.array_equal(exact, twice)
+
+
+@pytest.mark.parametrize("address, sectors, ideal", [("%rd100", 1, 1), ("%rd1", 4, 4), ("%rd2", 8, 4)])
+def test_sectors_and_the_fewest_of_the_same_bytes(address: str, sectors: int, ideal: int) -> None:
+    """All lanes at one word, at neighbouring ones, at every second one."""
+    ran = execute(f"""
+        add.s64 %rd1, %rd100, %rd99; add.s64 %rd2, %rd1, %rd99; ld.global.b32 %r1, [{address}];""",
+                  np.zeros(64, np.uint32))
+    (facts,) = [facts for facts in ran.instructions if facts.sectors]
+    assert (facts.sectors, facts.ideal_sectors) == (sectors, ideal)
+
+
+def test_what_tma_has_written_over_needs_no_fence() -> None:
+    """Law of proxies: a store of the generic proxy hinders a read of wgmma until a fence, or until TMA writes there."""
+    order, (cta, warp) = Order(1, 4, 256, races=True), np.zeros((2, 1), np.int64)
+    where = np.arange(0, 128, 16)[None]
+    order.unfenced[0, :8] = True
+    with pytest.raises(Unfenced, match=r"stored at shared address 0: no fence\.proxy\.async"):
+        order.read_async(order.products, cta, warp, where)
+    order.copied(cta, warp, where)
+    order.read_async(order.products, cta, warp, where)
 
 
 def test_lanes_that_part_meet_again() -> None:

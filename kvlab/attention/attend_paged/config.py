@@ -278,10 +278,11 @@ def choose_walks(
 def _large(
     tiles: DecodeConfig, problem: DecodeProblem, rows: int, arch: str, shared: int | None, biased: bool
 ) -> DecodeConfig:
-    """Tiles of 64 or 128 rows, their columns in one piece, where products are wgmma's and registers hold them; the
-    others as they are.
+    """Tiles of 64 or 128 rows, their columns in one piece, where products are wgmma's and registers hold them, those of
+    e4m3 beside what it becomes; the others as they are.
     """
-    if problem.itemsize != 2 or traits(arch).products != "wgmma" or max(problem.widths) > 128:
+    wide = max(problem.head_dim, problem.v_dim) > 128
+    if problem.itemsize not in (1, 2) or traits(arch).products != "wgmma" or wide:
         return tiles
     k, v = (1 << (width - 1).bit_length() for width in problem.widths)
     BM = 64 if rows <= 64 else LARGE_ROWS

@@ -15,6 +15,7 @@ from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, float16
 from kvlab.staging import Fragments, KVCacheIterator, Traffic
 from kvlab.staging.nvidia.mma_sync_plan import Q_ROLES
+from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
 from kvlab.staging.tile.pairs import halves, quarters
 from kvlab.staging.tile.shared_tile import TileView
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
@@ -268,7 +269,7 @@ def decode_cta(
     BM, BN, stored = config.BM, config.BN, k_cache.dtype
     model = choose(arch, stored, "mha_decode", rows=BM).cta
     four, narrow = stored == np.uint8, stored.itemsize == 1
-    whole = narrow and model.whole_rows
+    whole = narrow and not four and (model.whole_rows or model is WgmmaCTA)
     each = 1 if whole or not narrow else 4 if four else 2
     step = 2 if narrow and not whole else 1  # what the cache counts in an element
     depths = k_cache.kv_params.head_size << four, v_cache.kv_params.head_size << four

@@ -102,7 +102,7 @@ _DECODES = ("mha_decode", "mla_decode")
 
 MACHINES = (
     Machine((*_PREFILLS, *_DECODES), ("sm_90",), ("16 bits",), WgmmaCTA, rows=64),
-    Machine((*_PREFILLS, "mla_decode"), ("sm_90",), ("e4m3",), WgmmaCTA, rows=64),
+    Machine((*_PREFILLS, *_DECODES), ("sm_90",), ("e4m3",), WgmmaCTA, rows=64),
     Machine((*_DECODES, *_PREFILLS), ("sm_80", "sm_90"), ("16 bits",), MmaSyncCTA),
     Machine((*_DECODES, *_PREFILLS), ("sm_90",), ("e4m3",), MmaSyncCTA),
     Machine(("mha_decode",), ("sm_80", "sm_90"), ("4 bits",), MmaSyncCTA),

@@ -324,11 +324,11 @@ def test_bad_calls() -> None:
         attend_paged(q, *cache, starts[::-1].copy())
 
 
-def compiled(longest: int, dtype: str, target: str = "sm_90") -> Any:
+def compiled(longest: int, dtype: str, target: str = "sm_90", kv: str | None = None) -> Any:
     """The last walk of a mixed batch as a call compiles it."""
     from kvlab.attention.attend_paged import kernel
 
-    x = paged((1, 5), (longest, longest), heads=(32, 8), D=128, dtype=dtype).build()
+    x = paged((1, 5), (longest, longest), heads=(32, 8), D=128, dtype=dtype, kv=kv).build()
     arrays, named = launch_form(x, 132)
     caught = {name: Caught(getattr(kernel, name)) for name in ("walk", "join")}
     with pytest.MonkeyPatch.context() as patch:
@@ -353,6 +353,28 @@ def test_compiled(longest: int) -> None:
     assert ("HGMMA" in made.sass) == (longest > 4)
     ctas = {4: 3, 12: 2, 40: 1}[longest]
     assert ctas * (made.shared + 1024) <= 233472
+
+
+@pytest.mark.compile
+def test_large_tiles_of_e4m3_compiled() -> None:
+    """Two products of even and odd columns each; registers hold all of a tile of 128 rows."""
+    made = compiled(40, "bf16", kv="fp8")
+    assert made.spills == 0
+    loop = made.sass[made.sass.index("HGMMA") : made.sass.rindex("HGMMA")]
+    assert made.instructions["HGMMA"] == 2 * (4 + 4)
+    assert loop.count("\n") < 900
+
+
+@pytest.mark.interpreter
+def test_lockstep_of_large_tiles_of_e4m3() -> None:
+    """Every output of every step; the twin takes rows whole where the kernel has even and odd columns apart."""
+    x = paged((70, 90), heads=(1, 1), kv="fp8", scales="head").build()
+    arrays, named = launch_form(x, 2)
+    (walk,) = named["config"].walks
+    assert walk.tiles.BM == 128
+    names = "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens"
+    result = lockstep("attend_paged", dict(zip(names, arrays, strict=True)) | named)
+    assert result.ok, str(result.first_difference)
 
 
 OTHERS: dict[str, dict[str, Any]] = {

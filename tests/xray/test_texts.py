@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from kvlab.xray.accesses import accesses
+from kvlab.xray.accesses import MemoryAccess, accesses, joined
 from kvlab.xray.edges import allocations, edges
 from kvlab.xray.llir import LaneValues, functions
 from kvlab.xray.ttgir import read
@@ -72,6 +73,30 @@ def test_addresses_follow_from_the_text() -> None:
     assert [made.line(access.place) for access in found] == [7, 9, 9, 9]
 
 
+def test_an_index_that_is_widened_without_a_sign() -> None:
+    """Below 0 it is near 2^32, as ``zext`` says; ``sext`` keeps the sign."""
+    thread = np.arange(64).reshape(2, 32)
+    for verb, indices in (("zext", (thread - 40) % 2**32), ("sext", thread - 40)):
+        made = functions(IR.replace("%12 = zext nneg i32 %3", f"%s = sub i32 %3, 40\n  %12 = {verb} i32 %s"))[0]
+        read_ = accesses(made, LaneValues(made, [1 << 40, 2048], 64, 32), "sm_90")[2]
+        assert np.array_equal(read_.addresses, (1 << 40) + 2 * indices)
+
+
+@pytest.mark.parametrize("size, reads", [("4", True), ("0", False), ("%14", True)])
+def test_a_copy_has_lanes_of_its_predicate_and_bytes_of_its_size(size: str, reads: bool) -> None:
+    """A size of 0 writes zeros; one that memory decides is taken for whole, and leaves the predicate as it is."""
+    copy = ('tail call void asm sideeffect "@$3 cp.async.ca.shared.global [ $0 + 0 ], [ $1 + 0 ], 0x4, $2;", '
+            f'"r,l,r,b"(ptr addrspace(3) %9, ptr addrspace(1) %0, i32 {size}, i1 %4), !dbg !13')
+    made = functions(IR.replace("  %15 = sext", f"  {copy}\n  %15 = sext"))[0]
+    access = accesses(made, LaneValues(made, [1 << 40, 2048], 64, 32), "sm_90")[3]
+    wanted = np.arange(64).reshape(2, 32) < 8
+    assert access.instruction == "cp.async.ca.4"
+    assert access.zeros is not None
+    assert np.array_equal(access.zeros, wanted)
+    assert np.array_equal(access.active, wanted & reads)
+    assert access.passes("sm_90")[0] == (8 if reads else 1)  # all read one word; they write eight banks
+
+
 def test_a_line_that_is_not_understood_is_listed() -> None:
     made = functions(IR.replace("load <4 x i32>, ptr addrspace(3) %10, align 16", "load addrspace(3)"))[0]
     unread: list[str] = []
@@ -125,7 +150,6 @@ def test_operations_know_their_partition_their_memory_and_their_line() -> None:
 def test_an_access_belongs_to_the_warps_of_its_partition() -> None:
     text = TTGIR.replace("loc(callsite(#loc2 at #loc1))\n      ttg.warp_return", "loc(#loc3)\n      ttg.warp_return")
     made, lane = read(text), np.arange(128).reshape(4, 32)
-    from kvlab.xray.accesses import MemoryAccess
 
     access = MemoryAccess("st.shared.b32", "shared", True, 4, 4 * lane, lane >= 0, None, ((8, 2), (5, 9)), 0)
     (edge,) = edges(made, [access], allocations(made, 4096), "sm_90")
@@ -146,3 +170,15 @@ def test_names_of_one_partition_are_not_those_of_another() -> None:
     printed = next(one for one in read(text).operations if one.name == "tt.print")
     assert printed.roots[0] != "%k"
     assert printed.roots == printed.operands
+
+
+def test_neighbours_are_joined_to_what_the_ptx_has() -> None:
+    """Eight words of a lane in a row: two loads of 16 bytes, four of 8, or as they are, as the PTX says."""
+    lane = np.arange(32)[None]
+    words = [MemoryAccess("ld.shared.b32", "shared", False, 4, 32 * lane + 4 * n, lane >= 0, None, ((3, 1),), 0)
+             for n in range(8)]
+    for text, many, nbytes in (("v4.b32", 2, 16), ("v2.b32", 4, 8), ("b32", 8, 4)):
+        found = joined(words, f"ld.shared.{text} %r1, [%r2];\n" * many)
+        assert [(a.instruction, a.nbytes) for a in found] == [(f"ld.shared.b{8 * nbytes}", nbytes)] * many
+        assert [int(a.addresses[0, 1]) for a in found] == list(range(32, 64, nbytes))
+    assert joined(words, "ld.shared.v4.b32 %r1, [%r2];") == words  # of other widths than these

@@ -2,10 +2,11 @@
 
     python benchmarks/decode_4bit.py --output benchmarks/results/decode_4bit_h200.json
 
-"nvfp4" is e2m1 with an e4m3 scale of each 16 columns and a number of K and of V, "int4" integers with a float32 scale
-of each token and head. 64 sequences of 32 query heads on 8 KV heads of 128. `of_read` is the rate at which K, V and
-their scales are read over that of a plain reading kernel in the same run; `of_fp8` the tokens/s over those of fp8, by
-the kernel that "auto" takes for fp8. Errors are against float64 on the same bytes. `--sweep` times other tiles as well.
+"nvfp4" is e2m1 with an e4m3 scale of each 16 columns and a number of K and of V, "nvfp4_4x4" the same with V's scales
+in the 4x4 order, "int4" integers with a float32 scale of each token and head, "uint4" those with a minimum, too. 64
+sequences of 32 query heads on 8 KV heads of 128. `of_read` is the rate at which K, V and their scales are read over
+that of a plain reading kernel in the same run; `of_fp8` the tokens/s over those of fp8, by the kernel that "auto" takes
+for fp8. Errors are against float64 on the same bytes. `--sweep` times other tiles as well.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ B, HQ, HKV, D = 64, 32, 8, 128
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
 SIZES = [(context, page) for context in (4096, 16384) for page in (16, 64)]
-TILES = [(64, 3, 2), (64, 3, 4), (64, 4, 4), (128, 2, 4), (128, 3, 4), (128, 4, 4), (128, 3, 2), (256, 2, 4)]
+TILES = [
+    (32, 3, 1), (64, 3, 2), (64, 3, 4), (64, 4, 4), (128, 2, 4), (128, 3, 4), (128, 4, 4), (128, 3, 2), (256, 2, 4),
+]
 
 
 def inputs(kind: str, context: int, page: int) -> tuple[tuple[torch.Tensor, ...], dict[str, Any], int]:
@@ -39,13 +42,19 @@ def inputs(kind: str, context: int, page: int) -> tuple[tuple[torch.Tensor, ...]
         options: dict[str, Any] = {"k_scale": 0.75, "v_scale": 1.25}
     else:
         kv = torch.randint(0, 256, (*shape, D // 2), dtype=torch.uint8, device="cuda", generator=generator)
-        made = torch.rand((*shape, D // 16) if kind == "nvfp4" else shape, device="cuda", generator=generator) + 0.5
-        if kind == "nvfp4":
+        small = kind.startswith("nvfp4")
+        made = torch.rand((*shape, D // 16) if small else shape, device="cuda", generator=generator) + 0.5
+        if small:
             made = made.to(torch.float8_e4m3fn)
             options = {"k_block_scale": made[0], "v_block_scale": made[1], "k_scale": 0.25, "v_scale": 0.5}
         else:
             made *= 0.25
             options = {"k_scale": made[0], "v_scale": made[1]}
+        if kind == "uint4":
+            options |= {"k_min": -8 * made[0], "v_min": -7 * made[1]}
+        if kind == "nvfp4_4x4":
+            fours = made[1].view(pages, page // 4, 4, HKV, D // 16)
+            options["v_block_scale"] = fours.permute(0, 1, 3, 4, 2).contiguous()
     q = torch.randn((B, HQ, D), dtype=torch.bfloat16, device="cuda", generator=generator)
     table = torch.randperm(pages, device="cuda", generator=generator).to(torch.int32).reshape(B, -1)
     lens = torch.full((B,), context, dtype=torch.int32, device="cuda")
@@ -53,15 +62,19 @@ def inputs(kind: str, context: int, page: int) -> tuple[tuple[torch.Tensor, ...]
     return (q, kv[0], kv[1], table, lens), options, kv.numel() * kv.element_size() + scales
 
 
-def rows(cache: torch.Tensor, pages: torch.Tensor, scale: Any, blocks: torch.Tensor | None) -> torch.Tensor:
+def rows(cache: torch.Tensor, pages: torch.Tensor, scale: Any, blocks: Any, least: Any) -> torch.Tensor:
     """``[Hq, keys, D]`` of a sequence's pages in float64."""
     pages, found = pages.long(), cache[pages.long()]
     if cache.dtype == torch.uint8:
         codes = torch.stack([found & 15, found >> 4], -1).flatten(-2).long()
-        found = torch.tensor(INT4 if blocks is None else E2M1, dtype=torch.float64, device="cuda")[codes]
+        numbers = E2M1 if blocks is not None else INT4 if least is None else range(16)
+        found = torch.tensor([*numbers], dtype=torch.float64, device="cuda")[codes]
         if blocks is not None:
-            found = found * blocks[pages].double().repeat_interleave(16, -1)
+            by = blocks[pages].double()
+            by = by if by.ndim == 4 else by.permute(0, 1, 4, 2, 3).flatten(1, 2)
+            found = found * by.repeat_interleave(16, -1)
     found = found.double() * (scale[pages][..., None] if isinstance(scale, torch.Tensor) else scale)
+    found = found if least is None else found + least[pages][..., None]
     return found.flatten(0, 1).permute(1, 0, 2).repeat_interleave(HQ // HKV, 0)
 
 
@@ -69,8 +82,8 @@ def error(out: torch.Tensor, arguments: tuple[torch.Tensor, ...], options: dict[
     """The largest error of the first two sequences."""
     (q, k, v, table, _), found = arguments, []
     for b in range(2):
-        keys = rows(k, table[b], options["k_scale"], options.get("k_block_scale"))
-        values = rows(v, table[b], options["v_scale"], options.get("v_block_scale"))
+        keys = rows(k, table[b], options["k_scale"], options.get("k_block_scale"), options.get("k_min"))
+        values = rows(v, table[b], options["v_scale"], options.get("v_block_scale"), options.get("v_min"))
         weights = (q[b][:, None].double() @ keys.transpose(1, 2) * D**-0.5).softmax(-1)
         found.append((out[b].double() - (weights @ values)[:, 0]).abs().max().item())
     return max(found)
@@ -97,7 +110,7 @@ def measurements(sweep: bool) -> dict[str, Any]:
     found = []
     for context, page in SIZES:
         fp8, read = 0.0, 0.0
-        for kind in ("fp8", "nvfp4", "int4"):
+        for kind in ("fp8", "nvfp4", "nvfp4_4x4", "int4", "uint4"):
             arguments, options, moved = inputs(kind, context, page)
             out = mha_decode_paged(*arguments, **options)
             wrong = error(out, arguments, options)

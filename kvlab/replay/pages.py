@@ -8,7 +8,9 @@ import numpy as np
 
 from kvlab.attention.features.intervals import host
 
-PAGED = "k_cache", "v_cache", "kv_cache", "k_scale", "v_scale"
+PAGED = (
+    "k_cache", "v_cache", "kv_cache", "k_scale", "v_scale", "k_block_scale", "v_block_scale", "k_min", "v_min",
+)
 """Arguments whose first axis may be pages."""
 
 

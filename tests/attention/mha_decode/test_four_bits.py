@@ -25,6 +25,7 @@ from kvlab.common.arrays import to_torch
 from kvlab.formats import known_format
 from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.mirror import lockstep
+from kvlab.replay.pages import pages_named
 from kvlab.staging.tile.pairs import quarters
 
 GRID = [
@@ -204,6 +205,17 @@ def test_formats_of_engines_where_they_lie(name: str) -> None:
     for backend in ("reference", "emulator"):
         out = mha_decode_paged(q, cache[:, 0], cache[:, 1], table, lens, backend=backend, **rest, **options)
         assert np.abs(out.astype(np.float32) - expected).max() < 2.0**-7 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kind", ["words", "halves"])
+def test_recorded_pages(kind: str) -> None:
+    """What a record keeps of the arrays of a call: the pages that its table names, of scales and minima, too."""
+    arrays, options = FourBits(kind, (19, 7), page=8).build()
+    names = "q", "k_cache", "v_cache", "block_table", "seq_lens"
+    named = pages_named(dict(zip(names, arrays, strict=True)) | options)
+    paged = {name for name, x in options.items() if isinstance(x, np.ndarray)} | {"k_cache", "v_cache"}
+    assert set(named) == paged
+    assert all((pages == np.unique(arrays[3][arrays[3] >= 0])).all() for pages in named.values())
 
 
 def test_quarters_are_exact() -> None:

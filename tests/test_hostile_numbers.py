@@ -371,3 +371,16 @@ def test_numbers_of_attention(number: str) -> None:
             attention.mha_decode_paged(
                 np.ones((1, 8, 64), np.float32), k, v, np.array([[5, 2, 7]]), np.array([40]), **{name: value}
             )
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+@pytest.mark.parametrize("value", [np.inf, np.nan, 6e4])
+def test_values_without_an_end_give_no_warnings(value: float, backend: Any) -> None:
+    """Rests on IEEE 754: sums of infinities are results, as on a GPU; a caller may turn NumPy's warnings into errors."""
+    q, kv, table = np.ones((2, 2, 16), "f2"), np.ones((4, 4, 1, 16), "f2"), np.arange(4).reshape(2, 2)
+    kv[0, 1, :, ::2], kv[0, 2, :, 1:] = value, -value
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = mha_decode_paged(q, kv, kv, table, np.array([8, 5]), backend=backend)
+    assert np.array_equal(out[1], np.ones((2, 16)))  # the sequence without such keys
+    assert np.isfinite(out[0]).all() == np.isfinite(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,12 @@ class Answer:
     yes: bool = True
 
     def json(self) -> str:
-        """The data as one line of JSON."""
-        return json.dumps(self.data, default=_plain)
+        """The data as one line of JSON, which has no numbers that are not finite: these are text.
+
+        >>> Answer("", {"error": np.float32("inf"), "rows": [float("nan"), 1]}).json()
+        '{"error": "inf", "rows": ["nan", 1]}'
+        """
+        return json.dumps(_told(self.data), default=_plain, allow_nan=False)
 
     def give(self, as_json: bool) -> None:
         """Prints the answer and ends the subcommand."""
@@ -58,9 +63,16 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr)
 
 
+def _told(value: Any) -> Any:
+    """The value with text for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _told(one) for key, one in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _told(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_told(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
     return str(value) if not isinstance(value, Path) else value.as_posix()

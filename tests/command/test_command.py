@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import io
 import json
@@ -10,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from kvlab.formats import MODELS, kv_budget
 from kvlab.hardware import best_padding, best_swizzle
 from kvlab.layout import ComposedLayout, Layout, Swizzle
 from kvlab.layout.encodings import BlockedLayout, SwizzledSharedLayout
+from kvlab.replay import recording
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS_A_KERNEL = ("lockstep", "xray", "diff")
@@ -197,6 +200,27 @@ def test_what_a_file_raises_is_told_in_one_line(kvlab, tmp_path, source, says):
 def test_numbers_of_an_array_are_exact():
     """Of 64 bits, where a float has 53."""
     assert calls.arguments(["at=2:i64=9007199254740993,-1"], "random")["at"].tolist() == [9007199254740993, -1]
+
+
+def test_a_difference_that_is_no_number_is_json(kvlab, tmp_path):
+    """Rests on JSON's grammar (RFC 8259): it has no Infinity and no NaN, which a recorded result may be."""
+    kv, table = np.ones((2, 4, 1, 16), "f2"), np.array([[1]])
+    with recording(tmp_path):
+        mha_decode_paged(np.ones((1, 1, 16), "f2"), kv, kv, table, np.array([3]))
+    (file,) = tmp_path.iterdir()
+    with zipfile.ZipFile(file) as recorded:
+        parts = {name: recorded.read(name) for name in recorded.namelist()}
+    told, bad = json.loads(parts["results.json"]), np.full((1, 1, 16), np.inf, "f2")
+    told["arrays"]["out"]["sha256"] = hashlib.sha256(bad.tobytes()).hexdigest()
+    text = io.BytesIO()
+    np.save(text, bad)
+    parts |= {"results.json": json.dumps(told).encode(), "results/out.npy": text.getvalue()}
+    with zipfile.ZipFile(file, "w") as changed:
+        for name, part in parts.items():
+            changed.writestr(name, part)
+    code, text, _ = kvlab("replay", str(file), "--quick", "--json")
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (code, found["comparisons"][0]["error"]) == (1, "inf")
 
 
 def test_a_closed_standard_input_is_told(kvlab, monkeypatch):

@@ -73,9 +73,13 @@ def function_at(path: str) -> Callable[..., Any]:
 
 
 def run_on_numpy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Call a function of NumPy arrays with views of ``args``. Results are of args' library."""
+    """Call a function of NumPy arrays with views of ``args``. Results are of args' library.
+
+    Values that are not finite give such results without a warning, as they do on a GPU.
+    """
     views = _each(to_numpy, args, kwargs)
-    results = function(*views[0], **views[1]) or ()
+    with np.errstate(over="ignore", invalid="ignore"):
+        results = function(*views[0], **views[1]) or ()
     return tuple(map(to_torch, results) if is_torch(args[0]) else results)
 
 

@@ -376,7 +376,7 @@ def test_numbers_of_attention(number: str) -> None:
 @pytest.mark.parametrize("backend", ["reference", "emulator"])
 @pytest.mark.parametrize("value", [np.inf, np.nan, 6e4])
 def test_values_without_an_end_give_no_warnings(value: float, backend: Any) -> None:
-    """Rests on IEEE 754: sums of infinities are results, as on a GPU; a caller may turn NumPy's warnings into errors."""
+    """Rests on IEEE 754: sums of infinities are results, as on a GPU; callers turn warnings into errors."""
     q, kv, table = np.ones((2, 2, 16), "f2"), np.ones((4, 4, 1, 16), "f2"), np.arange(4).reshape(2, 2)
     kv[0, 1, :, ::2], kv[0, 2, :, 1:] = value, -value
     with warnings.catch_warnings():

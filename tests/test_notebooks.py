@@ -113,6 +113,29 @@ def test_no_answer_stands_in_a_cell(source: Path) -> None:
     assert {name[:2] for name in QUESTIONS} == {one.stem[:2] for one in SOURCES}
 
 
+def test_no_answer_stands_before_its_question(source: Path, executed: Callable[[Path], Any]) -> None:
+    """A law: in no title, and in no line printed since the last heading. Numbers below 100 are there by accident."""
+    assert told_before(executed(source)) == []
+
+
+def told_before(notebook: Any) -> list[str]:
+    """Questions whose answer is a number of three digits or more that is told between their heading and them."""
+    since, found = "", []
+    for cell in [cell for cell in notebook.cells if "answered" not in cell.metadata.get("tags", [])]:
+        if cell.cell_type == "markdown":
+            since = "" if re.search("^#", cell.source, re.MULTILINE) else since
+            continue
+        for name in re.findall(r'\bask\("([^"]+)"', cell.source):
+            answer = QUESTIONS[name].answer
+            if isinstance(answer, int) and answer >= 100 and re.search(rf"\b({answer}|{answer:,})\b", since):
+                found.append(name)
+        for output in cell.outputs:
+            data = output.get("data", {})
+            titles = re.findall(r"<title>([^<]*)", data.get("text/html", ""))[:1]
+            since += "\n".join(["", output.get("text", ""), *titles] + [data.get("text/plain", "")] * (not titles))
+    return found
+
+
 def test_named_mistakes_are_wrong(source: Path) -> None:
     """A law: an answer that is right has no name of a mistake, and mistakes differ from each other."""
     for name, question in QUESTIONS.items():

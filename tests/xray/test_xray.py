@@ -186,6 +186,16 @@ def test_a_planted_cause_is_found_and_named(name: str) -> None:
     assert costs == sorted(costs, reverse=True)
 
 
+def test_a_cost_counts_what_a_loop_repeats() -> None:
+    """Sectors in excess at two cycles each, once; a change of layout in a loop, sixteen times."""
+    column = next(one for one in planted("column load").findings if one.kind == "uncoalesced")
+    assert column.cost == 2 * (256 - 32)
+    found = planted("turned on each trip")
+    turned = next(one for one in found.findings if one.kind == "convert-in-loop")
+    (edge,) = [edge for edge in found.edges if edge.operation == "ttg.convert_layout" and edge.line == turned.line]
+    assert turned.cost == 16 * (edge.wavefronts + 60)
+
+
 def test_options_are_tried_by_compiling() -> None:
     """A register limit that spills, and a block smaller than its CTA: the options after which the finding is gone."""
     (finding, change, other), *_ = planted("maxnreg too small").try_options()
@@ -252,6 +262,7 @@ def test_other_targets(target: str) -> None:
     ("sm_80", 96, 32768, 4, 4, "shared memory"),
     ("sm_86", 32, 1024, 1, 16, "CTAs"),
     ("sm_90", 255, 0, 8, 1, "registers"),
+    ("sm_90", 33, 0, 4, 12, "registers"),  # a warp has registers by 256: 40 a thread
     ("gfx942", 128, 16384, 4, 4, "registers and shared memory"),
 ])
 def test_occupancy(target: str, registers: int, shared: int, warps: int, ctas: int, limiter: str) -> None:

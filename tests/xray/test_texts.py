@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvlab.xray.accesses import MemoryAccess, accesses, joined
+from kvlab.xray.cures import wider
 from kvlab.xray.edges import allocations, edges
 from kvlab.xray.llir import LaneValues, functions
 from kvlab.xray.ttgir import read
@@ -182,3 +183,14 @@ def test_neighbours_are_joined_to_what_the_ptx_has() -> None:
         assert [(a.instruction, a.nbytes) for a in found] == [(f"ld.shared.b{8 * nbytes}", nbytes)] * many
         assert [int(a.addresses[0, 1]) for a in found] == list(range(32, 64, nbytes))
     assert joined(words, "ld.shared.v4.b32 %r1, [%r2];") == words  # of other widths than these
+
+
+def test_a_wider_access_has_sixteen_bytes_at_most() -> None:
+    """Eight words in a row are two of 16 bytes; every second word alone is none."""
+    lane = np.arange(32)[None]
+    words = [MemoryAccess("ld.global.b32", "global", False, 4, 64 * lane + 4 * n, lane >= 0, None, ((3, 1),), 0)
+             for n in range(8)]
+    cured = wider(words)
+    assert cured is not None
+    assert (cured.before, cured.after, cured.words.partition(":")[0]) == (8, 2, "accesses of 16 bytes")
+    assert wider(words[::2]) is None

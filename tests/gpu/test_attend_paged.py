@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,19 @@ def test_random_mixed_batches(seed: int) -> None:
     same = step is None or [walk.schedule for walk in walks] == [one.config for one in step.walks]
     for other in made[1 : 3 if same else 2]:
         assert all(map(torch.equal, made[0], other))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_mixed_batches_of_e4m3(seed: int) -> None:
+    """K and V of e4m3: chunks by tiles of 64 and 128 rows on Hopper, scales of numbers, heads and tokens."""
+    case = replace(mixed_case(1000 + seed), dtype=("bf16", "fp16")[seed % 2], kv="fp8")
+    x = replace(case, scales=("number", "head", "token")[seed % 3]).build()
+    _, arrays, options = x.arguments("cuda")
+    poison()
+    out = torch.full_like(arrays[0], float("nan"))
+    with nothing_waits():
+        made, lse = attend_paged(*arrays, **options, out=out, return_lse=True)
+    assert_accurate(x, made.cpu(), lse.cpu())
 
 
 CHUNKS = [

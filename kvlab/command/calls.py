@@ -225,7 +225,13 @@ def in_lockstep(
         if grid is not None:
             programs = tuple(int(n) if n.isdigit() else n for n in grid.split("x"))
             both = imported(kernel), imported(emulator)
-            run = lockstep_kernel(both[0], both[1], case, programs, target=target, unwritten=list(unwritten))
+            try:
+                run = lockstep_kernel(both[0], both[1], case, programs, target=target, unwritten=list(unwritten))
+            except ValueError:
+                raise
+            except Exception as error:  # whatever the kernel or its twin raises
+                said = str(error).partition("\n")[0]
+                raise ValueError(f"{name!r} or its twin cannot be run: {type(error).__name__}: {said}") from error
             return _compared(run, html, "\n".join(run.sentences))
         if not hasattr(module_of(kernel[0]), "launch"):
             raise ValueError(f"grid is None: must be given, '--grid 4x2' say, as {kernel[0]} has no function launch")

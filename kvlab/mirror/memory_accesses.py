@@ -162,6 +162,7 @@ class MemoryWatch:
         self._faults: dict[tuple[str, str, int, str, str], list[Any]] = {}
         self._library: tuple[str, ...] = ()
         self._program: Any = int
+        self._locks: set[tuple[int, int]] = set()  # program, address
 
     @property
     def record(self) -> MemoryRecord:
@@ -227,6 +228,13 @@ class MemoryWatch:
                     region.written[element + step] = True
         return kept
 
+    def lock(self, pointers: np.ndarray, held: bool) -> None:
+        """A program has compared and swapped these elements, or has written them again: in between it may be the only
+        one that reaches what a lock guards, and what it stores there replaces nothing unseen."""
+        program = self._program()
+        for address in np.ravel(pointers).tolist() if held or self._locks else ():
+            (self._locks.add if held else self._locks.discard)((program, int(address)))
+
     def _owners(self, address: np.ndarray, kept: np.ndarray) -> list[tuple[_Region, np.ndarray]]:
         """Arguments that some of the addresses belong to, each with the mask of those."""
         some = address[kept]
@@ -237,6 +245,8 @@ class MemoryWatch:
         return [(self.regions[number], kept & (owner == number)) for number in np.unique(owner[kept])]
 
     def _overwrites(self, path: str, line: int, region: _Region, element: np.ndarray, value: np.ndarray) -> None:
+        if any(program == self._program() for program, _ in self._locks):
+            return
         others = (region.writer[element] >= 0) & (region.writer[element] != self._program())
         if others.any():
             start = region.start - self._arena.ctypes.data
@@ -295,14 +305,17 @@ class _WatchedModule:
 
     def store(self, pointers: Any, value: Any, mask: Any) -> Any:
         kept = self._watch.access("store", pointers, mask, value.dtype.itemsize, value)
+        self._watch.lock(pointers, held=False)
         return self._module.store(pointers, value, kept)
 
     def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
         kept = self._watch.access("atomic", pointers, mask, value.dtype.itemsize)
+        self._watch.lock(pointers, held=False)
         return self._module.atomic_rmw(operation, pointers, value, kept, order)
 
     def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
         kept = self._watch.access("atomic", pointers, np.ones(np.shape(pointers), bool), value.dtype.itemsize)
         if not kept.all():
             raise ValueError("an atomic_cas lies outside every argument: see the record of memory")
+        self._watch.lock(pointers, held=True)
         return self._module.atomic_cas(pointers, expected, value, order)

@@ -46,14 +46,14 @@ class Proposal:
 
 def propose(kernel: tuple[str, str], twin: tuple[str, str]) -> Proposal:
     """Steps for two functions, each ``(path, name)``: one for each statement that binds the same names on both sides,
-    in the same order and as deep in loops.
+    in the same order and as deep in loops. Of several statements on a line the last one: values are taken after lines.
 
     ValueError where no name is bound by both.
     """
     texts = [Path(path).read_text(encoding="utf-8") for path, _ in (kernel, twin)]
     nodes = [_function(text, name, path) for text, (path, name) in zip(texts, (kernel, twin), strict=True)]
     found = [list(_bindings(node.body)) for node in nodes]
-    pairs = _pairs(*found)
+    pairs = _pairs(*(list({one.line: one for one in side}.values()) for side in found))
     if not pairs:
         names = [sorted({n for b in side for n in b.names}) for side in found]
         raise ValueError(f"kernel binds {names[0]}, twin {names[1]}: must have names in common to be compared")

@@ -398,5 +398,9 @@ def test_lockstep_of_a_kernel_without_markers(kvlab, tmp_path):
     assert "scale missing: the first is 2 times the second" in json.loads(out)["finding"]
     code, _, error = kvlab("lockstep", kernel, f"{tmp_path}/plain_twins.py:scale", *values)
     assert (code, "grid is None: must be given" in error) == (2, True), error
+    (tmp_path / "plain_raises.py").write_text(PLAIN_TWIN.format(factor="nothing"))
+    code, _, error = kvlab("lockstep", kernel, f"{tmp_path}/plain_raises.py:scale", *values, "--grid", "3")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "or its twin cannot be run: NameError: name 'nothing' is not defined" in error
     code, _, error = kvlab("lockstep", "merge_states", "--grid", "3")
     assert (code, "grid is '3': must be left out" in error) == (2, True), error

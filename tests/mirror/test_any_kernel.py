@@ -154,6 +154,47 @@ def test_a_helper_is_followed_through_autotuning_and_heuristics(tmp_path: Path) 
     assert found.skipped["row_weights"] == "a helper of the kernel; the twin calls no function of this name"
 
 
+LOCKED = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def sums(x_ptr, out_ptr, lock_ptr, N: tl.constexpr):
+    row = tl.program_id(0); column = tl.arange(0, N)
+    x = tl.load(x_ptr + row * N + column); total = tl.sum(x, 0)
+    while tl.atomic_cas(lock_ptr, 0, 1) == 1:
+        pass
+    tl.store(out_ptr, tl.load(out_ptr) + total)
+    tl.atomic_xchg(lock_ptr, 0)
+"""
+TURNS = """
+def sums(pid, x_ptr, out_ptr, lock_ptr, N):
+    row = pid
+    x = x_ptr[row]
+    total = x.sum()
+    out_ptr[0] += total
+"""
+
+
+@pytest.mark.interpreter
+def test_a_lock_is_no_fault_and_statements_share_a_line(tmp_path: Path) -> None:
+    """A sum of whole numbers under a lock is right in any order; without the lock, sums are lost on a GPU. Of a line's
+    statements the last is compared, none is missed."""
+    from kvlab.mirror import lockstep_kernel
+
+    (tmp_path / "turns.py").write_text(TURNS)
+    (tmp_path / "locked.py").write_text(LOCKED)
+    unlocked = LOCKED.replace("tl.atomic_cas(lock_ptr, 0, 1) == 1", "tl.load(lock_ptr) == 2")
+    (tmp_path / "unlocked.py").write_text(unlocked)
+    arguments = {"x_ptr": np.arange(64.0, dtype="f4").reshape(4, 16), "out_ptr": np.zeros(1, "f4"),
+                 "lock_ptr": np.zeros(1, "i4"), "N": 16}  # fmt: skip
+    found = [lockstep_kernel(loaded(tmp_path / f"{name}.py").sums, loaded(tmp_path / "turns.py").sums, arguments, (4,))
+             for name in ("locked", "unlocked")]
+    assert found[0].ok, found[0].finding
+    assert [row.output for row in found[0].rows][:1] == ["total"]
+    assert [(fault.kind, fault.argument) for fault in found[1].memory.faults] == [("overwritten", "out_ptr")]
+
+
 def loaded(path: Path) -> Any:
     """The module of a file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -38,6 +38,8 @@ from .values import check_values
 
 WHERE = {"slots": "slot_mapping", "ragged": "cu_seqlens", "padded": "valid_lengths"}
 """The argument that says where the tokens of each form go."""
+PAGED = tuple(f"{x}_{what}" for x in "kv" for what in ("cache", "scale", "block_scale", "min"))
+"""Arguments that lie as ``kv_layout`` says."""
 
 
 class Store(Call[None]):
@@ -110,7 +112,8 @@ class Store(Call[None]):
         quant = [_quant(scale, cache) for _, cache, scale in sides]
         pack = [1 + (kind in FOUR_BITS) for kind in quant]
         config = choose_config(
-            problem, form=x.form, page_size=int(x.k_cache.shape[1]), quant=quant, pack=pack,
+            problem, form=x.form, page_size=int(x.k_cache.shape[1]), quant=quant,
+            codes=[(n, *_four_bits(scale)) for n, (_, _, scale) in zip(pack, sides, strict=True)],
             limit=[
                 FOUR_BITS.get(kind) or LIMITS.get(dtype_of(cache, "cache"), 0.0)
                 for (_, cache, _), kind in zip(sides, quant, strict=True)
@@ -119,8 +122,6 @@ class Store(Call[None]):
             vec_out=[
                 _vector(a, D // n, G // n) for (_, a, _), D, G, n in zip(sides, widths, blocks, pack, strict=True)
             ],
-            fours=[getattr(scale, "ndim", 0) == 5 for scale in (x.k_block_scale, x.v_block_scale)],
-            loads=[not isinstance(getattr(scale, "number", 1.0), float) for _, _, scale in sides],
             batch=0 if x.lens is None else int(x.lens.shape[0]),
             processors=machine(x.k.device)[1] if on_gpu(x.k) else 132, **rope,
         )
@@ -153,14 +154,12 @@ def store_of_rows(
 
 
 def store_of_pages(
-    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *, k_scale: Any, v_scale: Any, kv_layout: str,
-    k_block_scale: Any = None, v_block_scale: Any = None, k_min: Any = None, v_min: Any = None, **more: Any,
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *, kv_layout: str, **more: Any
 ) -> Store:
     """The store into pages of any layout."""
-    pages = {"k_cache": k_cache, "v_cache": v_cache, "k_scale": k_scale, "v_scale": v_scale,
-             "k_block_scale": k_block_scale, "v_block_scale": v_block_scale, "k_min": k_min, "v_min": v_min}
-    pages = {name: kv_view(x, kv_layout) for name, x in pages.items()}
-    return Store(k=k, v=v, where=slot_mapping, four_bits=True, **pages, **more)
+    more |= {"k_cache": k_cache, "v_cache": v_cache}
+    paged = {name: kv_view(x, kv_layout) for name, x in more.items() if name in PAGED}
+    return Store(k=k, v=v, where=slot_mapping, four_bits=True, **more | paged)
 
 
 def store_of_collection(
@@ -234,6 +233,12 @@ def _quant(scale: Any, cache: Any) -> str:
     if isinstance(scale, BlockScales | ScalesAndMinima):
         return "e2m1" if isinstance(scale, BlockScales) else "uint4"
     return "tensor" if scale.ndim == 1 else "int4" if is_four_bits(cache) else "block"
+
+
+def _four_bits(scale: Any) -> tuple[bool, bool]:
+    """(fours, loads) of ``StoreSide``."""
+    blocks = isinstance(scale, BlockScales)
+    return blocks and scale.blocks.ndim == 5, blocks and not isinstance(scale.number, float)
 
 
 def _vector(array: Any, D: int, G: int) -> int:

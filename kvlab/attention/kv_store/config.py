@@ -206,10 +206,11 @@ def widest_vector(itemsize: int, *multiples: int) -> int:
 def choose_config(
     problem: StoreProblem, *, form: str, page_size: int, quant: Iterable[str] = ("none", "none"),
     limit: Iterable[float] = (0.0, 0.0), vec_in: Iterable[int] = (1, 1), vec_out: Iterable[int] = (1, 1),
-    pack: Iterable[int] = (1, 1), fours: Iterable[bool] = (False, False), loads: Iterable[bool] = (False, False),
-    batch: int = 0, processors: int = 132, **rope: object,
+    codes: Iterable[tuple[int, bool, bool]] = 2 * ((1, False, False),), batch: int = 0, processors: int = 132,
+    **rope: object,
 ) -> StoreConfig:
-    """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
+    """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100), ``codes`` the pack, fours
+    and loads of each side.
 
     A program moves 1024 elements of K and of V with two warps, four 16-byte loads a thread under way at once (four
     warps where it rotates, which takes registers); fewer elements where that would leave processors without a program.
@@ -228,9 +229,9 @@ def choose_config(
         elements //= 2
     tile = [max(1, elements // BG) if D else 1 for BG, D in zip(widths, problem.D, strict=True)]
     sides = [
-        StoreSide(D, G, BG, max(1, -(-D // G)), BR, *more)
-        for D, G, BG, BR, *more in zip(
-            problem.D, problem.G, widths, tile, quant, limit, vec_in, vec_out, pack, fours, loads, strict=True
+        StoreSide(D, G, BG, max(1, -(-D // G)), BR, *more, *of_codes)
+        for D, G, BG, BR, *more, of_codes in zip(
+            problem.D, problem.G, widths, tile, quant, limit, vec_in, vec_out, codes, strict=True
         )
     ]
     programs = max(-(-n // BR) if D else 0 for n, BR, D in zip(rows, tile, problem.D, strict=True))

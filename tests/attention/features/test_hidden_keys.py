@@ -45,12 +45,12 @@ def test_seen_keys_alone_have_weight(op: str, backend: str, sight: str, far: str
 
 @pytest.mark.parametrize(("op", "backend", "sight"), DECODES)
 def test_whatever_mask_value(op: str, backend: str, sight: str) -> None:
-    """Bit for bit: no result depends on it."""
+    """Bit for bit: no result depends on it. No sibling is given it, so that interpreted kernels need one value."""
     call = HiddenCall(op, sight, wide=backend == "hopper")
     options = BACKENDS[backend] | {"num_splits": 2}
     out, lse = call(**options)
     assert_seen_alone(call, out, lse)
-    for mask_value in MASK_VALUES:
+    for mask_value in MASK_VALUES if backend != "triton" else (3e38,):
         for ours, theirs in zip((out, lse), call(mask_value=mask_value, **options), strict=True):
             np.testing.assert_array_equal(ours, theirs, f"mask_value {mask_value}")
 

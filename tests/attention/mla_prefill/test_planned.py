@@ -42,6 +42,7 @@ UNEVEN = [
     (Case(((130, 130), (3, 70)), row="", dtype="fp16", H=3, sinks=True), 7),
     (Case(((60, 400), (9, 30)), starts=(100, 3), held=(300, 20), window=70, H=1), 4),
     (Case(((90, 500), (9, 30)), window=200, mask=ChunkedMask(128), causal=True, softcap=5.0, slopes=True), 4),
+    (Case(((90, 900), (3, 100)), window=500, H=1), 4),
     (Case(((20, 400), (3, 20)), kv="fp8", scales="token", row="rope-aware", page=7, strided=True), 3),
     (Case(((40, 90), (0, 0)), kv="fp8", scales="token", row="", dtype="fp8", columns=(192, 64, 144)), 3),
     (Case(((30, 300),), dtype="fp32", columns=(64, 32, 64), H=1), 5),
@@ -93,6 +94,9 @@ def test_a_sequence_that_is_not_cut_has_the_bits_of_the_call_without_a_plan() ->
     x = Case(((300, 400), (0, 17), (5, 129)), H=3).build()
     one, plain = (x.call(return_lse=True, **options) for options in ({"plan": step_of(x, 1)}, {}))
     assert [bits(a) for a in one] == [bits(a) for a in plain]
+    fewer = x.with_(seq_lens=np.maximum(x.seq_lens - 37, 0))  # than K holds, which nobody looks at
+    one, plain_of_fewer = (fewer.call(check=False, **options) for options in ({"plan": step_of(x, 1)}, {}))
+    assert bits(one) == bits(plain_of_fewer)
     cut, again = (x.call(plan=step_of(x, 4)) for _ in range(2))
     assert bits(cut) == bits(again) != bits(plain[0])
 

@@ -93,13 +93,23 @@ def sight(causal: Any, window: tuple[int | None, int | None], chunk: int = 0) ->
     return {"mask": mask, "window": window}
 
 
-def checked_tensors(**tensors: Any) -> None:
-    """ValueError for what is neither None nor a tensor, and for one that requires grad where grad mode is on."""
+def checked_tensors(needed: str = "", /, **tensors: Any) -> None:
+    """ValueError for what is neither None nor a tensor, for None where the name is among the ``needed`` ones, apart by
+    spaces, for a nested tensor, and for one that requires grad where grad mode is on.
+
+    >>> checked_tensors("q", q=None, qv=None)
+    Traceback (most recent call last):
+        ...
+    ValueError: q is None: must be a torch tensor
+    """
     for name, tensor in tensors.items():
-        if tensor is None:
+        if tensor is None and name not in needed.split():
             continue
         if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{name} is a {type(tensor).__name__}: must be a torch tensor")
+            said = "None" if tensor is None else f"a {type(tensor).__name__}"
+            raise ValueError(f"{name} is {said}: must be a torch tensor")
+        if tensor.is_nested:
+            raise ValueError(f"{name} is a nested tensor: must be a dense one, of ragged rows with their offsets")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 f"{name} requires grad: must be detached, or the call under torch.no_grad(); kvlab is for inference"

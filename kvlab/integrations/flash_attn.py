@@ -118,7 +118,7 @@ def flash_attn_func(
     lacks(NO_DROPOUT, 0, dropout_p=dropout_p)
     lacks(NO_BACKWARD, False, deterministic=deterministic)
     _check_version_3(version_3, DenseOptions)
-    checked_tensors(q=q, k=k, v=v, alibi_slopes=alibi_slopes)
+    checked_tensors("q k v", q=q, k=k, v=v, alibi_slopes=alibi_slopes)
     if version_3.get("qv") is not None:  # a sequence is a page
         of_pages: Any = version_3
         found = flash_attn_with_kvcache(
@@ -163,8 +163,10 @@ def flash_attn_varlen_func(
     lacks(NO_BACKWARD, False, deterministic=deterministic)
     _check_version_3(version_3, RaggedOptions)
     seqused_k = version_3.get("seqused_k")
-    checked_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes,
-                    block_table=block_table, seqused_k=seqused_k)
+    checked_tensors(
+        "q k v cu_seqlens_q", q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        alibi_slopes=alibi_slopes, block_table=block_table, seqused_k=seqused_k,
+    )
     count("max_seqlen_k", max_seqlen_k)
     options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
     options |= {"max_seqlen_q": max_seqlen_q, **_scales(version_3, q, k, v)}
@@ -232,10 +234,10 @@ def flash_attn_with_kvcache(
     page_table, rotary_seqlens = version_3.get("page_table"), version_3.get("rotary_seqlens")
     qv = version_3.get("qv")
     checked_tensors(
-        q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table, page_table=page_table,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
-        alibi_slopes=alibi_slopes, qv=qv,
+        "q k_cache v_cache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
+        block_table=block_table, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens, alibi_slopes=alibi_slopes, qv=qv,
     )
     options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
     options |= {"leftpad_k": cache_leftpad, **_scales(version_3, q, k_cache, v_cache)}

@@ -84,7 +84,8 @@ def reshape_and_cache_flash(
     >>> caches.view(torch.float8_e4m3fn)[0, 1, 1, 0, 0].item()
     6.0
     """
-    checked_tensors(key=key, value=value, key_cache=key_cache, value_cache=value_cache, slot_mapping=slot_mapping)
+    checked_tensors("key value key_cache value_cache slot_mapping", key=key, value=value, key_cache=key_cache,
+                    value_cache=value_cache, slot_mapping=slot_mapping)  # fmt: skip
     key_cache = _viewed("key_cache", key_cache, kv_cache_dtype)
     value_cache = _viewed("value_cache", value_cache, kv_cache_dtype)
     tokens = int(slot_mapping.shape[0])
@@ -120,7 +121,8 @@ def concat_and_cache_mla(
     >>> cache[1, 1, 62:66].tolist(), cache.count_nonzero().item()
     ([1.0, 1.0, 2.0, 2.0], 80)
     """
-    checked_tensors(kv_c=kv_c, k_pe=k_pe, kv_cache=kv_cache, slot_mapping=slot_mapping)
+    checked_tensors("kv_c k_pe kv_cache slot_mapping", kv_c=kv_c, k_pe=k_pe, kv_cache=kv_cache,
+                    slot_mapping=slot_mapping)  # fmt: skip
     tokens = int(slot_mapping.shape[0])
     require(tokens <= kv_c.shape[0], f"kv_c has {kv_c.shape[0]} tokens", f"at least {tokens}, those of slot_mapping")
     scales = {"scale": _given(scale)} if kv_cache_dtype in ("fp8", "fp8_e4m3") else {}
@@ -166,8 +168,10 @@ def unified_attention(
             known = ", ".join((*UnifiedOptions.__annotations__, *LACKING))
             raise TypeError(f"unexpected keyword argument {name!r}: must be one of {known}")
     alibi_slopes, sinks = more.get("alibi_slopes"), more.get("sinks")
-    checked_tensors(q=q, k=k, v=v, out=out, cu_seqlens_q=cu_seqlens_q, seqused_k=seqused_k, block_table=block_table,
-                    alibi_slopes=alibi_slopes, sinks=sinks)
+    checked_tensors(
+        "q k v cu_seqlens_q seqused_k block_table", q=q, k=k, v=v, out=out, cu_seqlens_q=cu_seqlens_q,
+        seqused_k=seqused_k, block_table=block_table, alibi_slopes=alibi_slopes, sinks=sinks,
+    )
     count("max_seqlen_k", max_seqlen_k)
     most = count("max_seqlen_q", max_seqlen_q)
     k, v = (_viewed(name, cache, more.get("kv_cache_dtype", "auto")) for name, cache in (("k", k), ("v", v)))

@@ -323,6 +323,8 @@ WRONG: dict[str, tuple[Any, Case]] = {
     ),
     "qv beside head dimensions 32 of K and 32 of V": (flash_attn_func, {"qv": Q}),
     "q requires grad": (flash_attn_func, {"q": Q.clone().requires_grad_()}),
+    "k is None: must be a torch tensor": (flash_attn_func, {"k": None}),
+    "q is a nested tensor: must be a dense one": (flash_attn_func, {"q": torch.nested.nested_tensor([Q[0]])}),
 }
 
 

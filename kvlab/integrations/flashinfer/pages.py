@@ -197,7 +197,8 @@ def append_paged_mla_kv_cache(
     >>> cache[1, 2, 62:66].tolist(), cache.count_nonzero().item()
     ([1.0, 1.0, 2.0, 2.0], 80)
     """
-    checked_tensors(append_ckv=append_ckv, append_kpe=append_kpe, ckv_cache=ckv_cache, kpe_cache=kpe_cache)
+    checked_tensors("append_ckv append_kpe ckv_cache kpe_cache", append_ckv=append_ckv, append_kpe=append_kpe,
+                    ckv_cache=ckv_cache, kpe_cache=kpe_cache)  # fmt: skip
     slots = _slots(batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len, int(ckv_cache.shape[1]))
     new = append_ckv[:, None], append_kpe[:, None]
     kv_store_paged(*new, ckv_cache[:, :, None], kpe_cache[:, :, None], slots, backend=backend)

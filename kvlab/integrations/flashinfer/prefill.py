@@ -272,7 +272,7 @@ def single_prefill_with_kv_cache(
     >>> lse[:, 0].exp2().round(decimals=3).tolist()
     [4.0, 5.0]
     """
-    checked_tensors(q=q, k=k, v=v, custom_mask=options.get("custom_mask"))
+    checked_tensors("q k v", q=q, k=k, v=v, custom_mask=options.get("custom_mask"))
     for name, array in (("q", q), ("k", k), ("v", v)):
         require(array.ndim == 3, f"{name} has shape {tuple(array.shape)}", "of three axes, tokens, heads and columns")
     if checked_layout(kv_layout) == "HND":

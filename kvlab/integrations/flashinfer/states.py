@@ -26,7 +26,7 @@ def merge_states(v: Tensor, s: Tensor, *, backend: Any = "auto") -> tuple[Tensor
     >>> round(v.item(), 5), round(2 ** s.item(), 5)
     (2.0, 3.0)
     """
-    checked_tensors(v=v, s=s)
+    checked_tensors("v s", v=v, s=s)
     require(v.ndim == 4, f"v has shape {tuple(v.shape)}", "[T, n, H, D]")
     require(s.shape == v.shape[:-1], f"s has shape {tuple(s.shape)}", f"that of v without its last axis, "
             f"{tuple(v.shape[:-1])}")
@@ -45,7 +45,7 @@ def merge_state(
     >>> round(v.item(), 5), round(2 ** s.item(), 5)
     (2.0, 3.0)
     """
-    checked_tensors(v_a=v_a, s_a=s_a, v_b=v_b, s_b=s_b)
+    checked_tensors("v_a s_a v_b s_b", v_a=v_a, s_a=s_a, v_b=v_b, s_b=s_b)
     require(v_a.shape == v_b.shape, f"v_b has shape {tuple(v_b.shape)}", f"that of v_a, {tuple(v_a.shape)}")
     require(s_a.shape == s_b.shape, f"s_b has shape {tuple(s_b.shape)}", f"that of s_a, {tuple(s_a.shape)}")
     return merge_states(torch.stack((v_a, v_b), 1), torch.stack((s_a, s_b), 1), backend=backend)
@@ -62,7 +62,7 @@ def merge_state_in_place(
     >>> round(v.item(), 5), round(2 ** s.item(), 5)
     (2.0, 3.0)
     """
-    checked_tensors(v=v, s=s, v_other=v_other, s_other=s_other, mask=mask)
+    checked_tensors("v s v_other s_other", v=v, s=s, v_other=v_other, s_other=s_other, mask=mask)
     require(s.dtype == torch.float32, f"s has dtype {s.dtype}", "float32, to be written in place")
     if mask is not None:
         fits = mask.dtype == torch.bool and mask.shape == v.shape[:1]

@@ -49,6 +49,8 @@ def check_array(name: str, array: Any) -> None:
     known = isinstance(array, np.ndarray) or is_torch(array)
     require(known, f"{name} is a {type(array).__name__}", "a NumPy array or torch tensor")
     require(not wants_grad(array), f"{name} requires grad", INFERENCE)
+    nested = is_torch(array) and array.is_nested
+    require(not nested, f"{name} is a nested tensor", "a dense one, of ragged rows with their offsets")
 
 
 def check_dtype(name: str, array: Any) -> None:

@@ -272,13 +272,15 @@ def walk(
                 key = at + tl.arange(0, BN)
                 exists = key < hi
                 page, slot = in_pages(table_ptr + batch * problem.table_batch, key + pad, exists, C.PAGE)
-                k_rows = k_ptr + kv_head * k_strides.head * C.UNIT  #- address
-                k_at = row_at(page, slot, k_strides, C.EACH, C.PTX)  #- address
-                k = load_k(k_rows, k_at * C.UNIT, exists, C.D, C.W0, C.W1)
+                k_at = (  #- address
+                    k_ptr + kv_head * k_strides.head * C.UNIT, row_at(page, slot, k_strides, C.EACH, C.PTX) * C.UNIT
+                )
+                k = load_k(k_at[0], k_at[1], exists, C.D, C.W0, C.W1)
                 if features.qv is not None:
-                    v_rows = v_ptr + kv_head * v_strides.head * C.UNIT  #- address
-                    v_at = row_at(page, slot, v_strides, C.EACH, C.PTX)  #- address
-                    v = load_v(v_rows, v_at * C.UNIT, exists, C.DV, C.V0, C.V1)
+                    v_at = (  #- address
+                        v_ptr + kv_head * v_strides.head * C.UNIT, row_at(page, slot, v_strides, C.EACH, C.PTX) * C.UNIT
+                    )
+                    v = load_v(v_at[0], v_at[1], exists, C.DV, C.V0, C.V1)
                     if C.EACH == 1:
                         k = v + k
                 by_block = key_blocks(features, numbers, page, slot, kv_head, exists, C)
@@ -302,9 +304,10 @@ def walk(
                 o = rescale(o, alpha)
                 #: load_v -> v    the V tile of the same pages, unless it is here for the scores of qv
                 if features.qv is None:
-                    v_rows = v_ptr + kv_head * v_strides.head * C.UNIT  #- address
-                    v_at = row_at(page, slot, v_strides, C.EACH, C.PTX)  #- address
-                    v = load_v(v_rows, v_at * C.UNIT, exists, C.DV, C.V0, C.V1)
+                    v_at = (  #- address
+                        v_ptr + kv_head * v_strides.head * C.UNIT, row_at(page, slot, v_strides, C.EACH, C.PTX) * C.UNIT
+                    )
+                    v = load_v(v_at[0], v_at[1], exists, C.DV, C.V0, C.V1)
                 by_block = value_blocks(features, numbers, page, slot, kv_head, exists, C)
                 #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
                 o = add_minima(p, o, features, numbers, page, slot, kv_head, exists)

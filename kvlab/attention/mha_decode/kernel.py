@@ -219,9 +219,10 @@ def attend(
         key = start + tl.arange(0, BN)
         exists = key < hi
         page, slot = in_pages(table_ptr + batch * problem.table_batch, key + pad, exists, C.PAGE)
-        k_rows = k_ptr + kv_head * k_strides.head * C.UNIT  #- address
-        k_at = row_at(page, slot, k_strides, C.EACH, C.PTX)  #- address
-        k = load_k(k_rows, k_at * C.UNIT, exists, C.D, C.W0, C.W1)
+        k_at = (  #- address
+            k_ptr + kv_head * k_strides.head * C.UNIT, row_at(page, slot, k_strides, C.EACH, C.PTX) * C.UNIT
+        )
+        k = load_k(k_at[0], k_at[1], exists, C.D, C.W0, C.W1)
         by_block = key_blocks(features, numbers, page, slot, kv_head, exists, C)
         #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
         s = scores(q, k, by_block, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
@@ -234,9 +235,10 @@ def attend(
         p, alpha, m, l = weigh(s, m, l)
         o = rescale(o, alpha)
         #: load_v -> v    the V tile of the same pages
-        v_rows = v_ptr + kv_head * v_strides.head * C.UNIT  #- address
-        v_at = row_at(page, slot, v_strides, C.EACH, C.PTX)  #- address
-        v = load_v(v_rows, v_at * C.UNIT, exists, C.DV, C.V0, C.V1)
+        v_at = (  #- address
+            v_ptr + kv_head * v_strides.head * C.UNIT, row_at(page, slot, v_strides, C.EACH, C.PTX) * C.UNIT
+        )
+        v = load_v(v_at[0], v_at[1], exists, C.DV, C.V0, C.V1)
         by_block = value_blocks(features, numbers, page, slot, kv_head, exists, C)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
         o = add_minima(p, o, features, numbers, page, slot, kv_head, exists)

@@ -602,7 +602,7 @@ def main(words: Sequence[str] | None = None) -> int:
     import pytest
 
     session = Session(chosen, known, asked)
-    quiet = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:warnings", "--no-summary"]
+    quiet = ["-q", "-s", "-p", "no:cacheprovider", "-W", "ignore", "--no-summary"]
     code = pytest.main([*quiet, *test_paths(sorted({m.file for m in chosen}))], plugins=[session])
     if code not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
         return int(code)

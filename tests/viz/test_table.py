@@ -56,7 +56,8 @@ WITHOUT = {
         "TensorMapL2Promotion TensorMapSwizzle",
     "numbers of a choice, a line each":
         "KVCacheStaticParams KVBufferParams DecodeKVBufferParams NvidiaKVParams PStagingParams KVMmaOpParams "
-        "KBufferConfig VBufferConfig MmaSyncShape Rope Arch Instruction LaneGroups Ranks CardFit KVRequest PublicModel",
+        "KBufferConfig VBufferConfig MmaSyncShape Rope Arch Instruction LaneAccess LaneGroups Ranks CardFit KVRequest "
+        "PublicModel",
     "part of what is drawn: a row, a phase, a field, an event of another picture":
         "Candidate Collision Phase Event Footprint PageCopy PageTable Fragments SmemImage Field Flaw Piece KVGroup "
         "LayerBytes Copies Stored Known Identified Proof Conversion Difference Pattern Violation Twin Allocation Edge "

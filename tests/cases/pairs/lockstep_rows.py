@@ -139,5 +139,5 @@ def cases(op: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     if op == "kv_store":  # V is the roped side of latent rows
         call = next(kv_store.latent(row) for row in rows_of(kv_store.LATENT) if row.rope)
         yield f"latent {call.row}", *arguments_of(op, call)
-        for kind in ("e2m1", "int4"):
+        for kind in ("e2m1", "words", "int4", "uint4"):
             yield f"4 bits, {kind}", *arguments_of(op, FourBitStore(kind))

@@ -20,7 +20,7 @@ def test_marks_are_comparisons(sound: Callable[[Any], Any]) -> None:
 
 
 def test_an_error_that_is_no_number_is_outside() -> None:
-    assert draw_errors({"kernel": [(float("inf"), 1.0)]}).title.startswith("1 of 1 comparisons are outside")
+    assert draw_errors({"kernel": [(float("inf"), 1.0)]}).title.startswith("1 of 1 comparisons is outside")
 
 
 @pytest.mark.parametrize("siblings", [{}, {"kernel": []}, {"kernel": [(-1.0, 1.0)]}, {"kernel": [(1.0, 0.0)]}])

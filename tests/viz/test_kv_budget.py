@@ -15,14 +15,15 @@ def test_bars_are_as_wide_as_their_bytes(sound, overlaps) -> None:
     picture = draw_kv_budget(budget, tokens=1000)
     sound(picture)
     assert not overlaps(picture)
-    found = re.findall(r'<rect [^>]*width="([\d.]+)"[^>]*><title>[^<]*: (\d+) bytes of', picture.svg)
+    found = re.findall(r'<rect [^>]*width="([\d.]+)"[^>]*><title>[^<]*: ([\d,]+) bytes of', picture.svg)
+    found = [(wide, size.replace(",", "")) for wide, size in found]
     parts = [size for group in budget.groups for size in budget.request(1000, group)[1:] if size]
     assert [int(size) for _, size in found] == parts
     assert len(parts) == 5  # a state has no slots
     scale = max(float(wide) for wide, _ in found) / max(parts)
     for wide, size in found:
         assert float(wide) == pytest.approx(scale * int(size), abs=0.06)
-    assert f"holds {budget.request(1000).nbytes} bytes on one rank" in picture.title
+    assert f"holds {budget.request(1000).nbytes:,} bytes on one rank" in picture.title
 
 
 def test_bad_input() -> None:

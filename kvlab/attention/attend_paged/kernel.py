@@ -502,10 +502,20 @@ def _launch_walk(
             one, arrays, into, sizes, f, scale, ragged=ragged, listed=listed, **when
         )
     first_launch(kernel, one.grid(problem), pointers, again)(*numbers, **options)
-    parts = one.parts(problem)
-    return lambda: first_launch(join, one.join_grid(problem), joined, again)(
-        sizes, o_strides, lse_strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead,
-        FIXED=schedule.unit, BM=tiles.BM, TOGETHER=schedule.together, USED=one.rows(problem), LISTED=listed,
-        D=problem.v_dim, BD=piece_of(problem.v_dim), PARTS=parts, CHUNK=min(16, parts), num_warps=1,
-        EARLY=early, **({"launch_pdl": True} if early else {}),
+    return partial(launch_join, one, problem, sizes, (o_strides, lse_strides), joined, again, early=early)
+
+
+def launch_join(
+    one: Walk, problem: AttendProblem, sizes: WalkSizes, strides: tuple[RowStrides, RowStrides],
+    joined: tuple[Any, ...], again: Again, *, early: bool = False,
+) -> None:
+    """Launch the join behind a walk of any operation. strides : those of out and lse; joined : its arrays; early : it
+    begins while the walk still runs.
+    """
+    schedule, parts = one.schedule, one.parts(problem)
+    first_launch(join, one.join_grid(problem), joined, again)(
+        sizes, *strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead, FIXED=schedule.unit, BM=one.tiles.BM,
+        TOGETHER=schedule.together, USED=one.rows(problem), LISTED=one.lists_items(problem), D=problem.v_dim,
+        BD=piece_of(problem.v_dim), PARTS=parts, CHUNK=min(16, parts), num_warps=1, EARLY=early,
+        **({"launch_pdl": True} if early else {}),
     )

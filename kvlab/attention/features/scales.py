@@ -213,11 +213,8 @@ def check_block_scales(k: Any, v: Any, k_block_scale: Any, v_block_scale: Any) -
     ValueError: v_block_scale has shape (4, 16, 2, 2): must be (4, 16, 2, 4), one of each 16 columns of v
     """
     given = {"k_block_scale": k_block_scale, "v_block_scale": v_block_scale}
-    missing = [name for name, scale in given.items() if scale is None]
-    if len(missing) == 2:
+    if not _of_both(given):
         return
-    beside = " and ".join(name for name in given if name not in missing)
-    require(not missing, f"{''.join(missing)} is None", f"given with {beside}: K and V are of one format")
     for (name, scale), (of, array) in zip(given.items(), (("k", k), ("v", v)), strict=True):
         require(is_four_bits(array), f"{name} with {of} of dtype {array.dtype}", "left out: of uint8, two e2m1 a byte")
         check_array(name, scale)
@@ -225,6 +222,14 @@ def check_block_scales(k: Any, v: Any, k_block_scale: Any, v_block_scale: Any) -
         require(is_fp8(scale), f"{name} has dtype {scale.dtype}", "float8_e4m3fn")
         rows, blocks = tuple(map(int, array.shape[:-1])), columns_of(array) // BLOCK
         check_blocks_of_rows(name, scale, rows, blocks, f"one of each {BLOCK} columns of {of}")
+
+
+def _of_both(given: dict[str, Any]) -> bool:
+    """Whether an array of K and one of V are there; ValueError for one without the other."""
+    missing = [name for name, array in given.items() if array is None]
+    beside = " and ".join(name for name in given if name not in missing)
+    require(len(missing) != 1, f"{''.join(missing)} is None", f"given with {beside}: K and V are of one format")
+    return not missing
 
 
 def check_blocks_of_rows(name: str, scale: Any, rows: tuple[int, ...], blocks: int, what: str) -> None:
@@ -260,11 +265,8 @@ def check_minima(
     ValueError: k_scale is 1.0: must be of shape (4, 16, 2), as k_min is
     """
     given = {"k_min": k_min, "v_min": v_min}
-    missing = [name for name, least in given.items() if least is None]
-    if len(missing) == 2:
+    if not _of_both(given):
         return
-    beside = " and ".join(name for name in given if name not in missing)
-    require(not missing, f"{''.join(missing)} is None", f"given with {beside}: K and V are of one format")
     for (name, least), of, array, scale in zip(given.items(), "kv", (k, v), (k_scale, v_scale), strict=True):
         require(is_four_bits(array), f"{name} with {of} of dtype {array.dtype}", "left out: of uint8, two codes a byte")
         require(not blocks, f"{name} with {of}_block_scale", "one of them: e2m1 has no minimum")

@@ -210,10 +210,7 @@ def launch(
     f = features.of_parts()
     pointers = q, k, v, k_rope, *sequences, feature_arrays(f), out, lse
     if not relaunched(attend, pointers, again):
-        scales, PAGE, max_k, table_batch, pages = f.scales, 0, 0, 0, (0, k_rope.stride(0))
-        if sequences.table is not None:
-            PAGE, table_batch, pages = k_rope.shape[1], sequences.table.stride(0), k_rope.stride()[:2]
-            max_k = sequences.most_keys(k_rope)
+        scales, (PAGE, max_k, table_batch, rope_strides) = f.scales, rope_pages(k_rope, sequences)
         constants = MLAPrefillConstants(
             PAGE, f.mask.bounded, config.one_loop, problem.nope, problem.rope, problem.value, config.BD, config.BR,
             config.BV, config.BM, config.BN,
@@ -221,8 +218,16 @@ def launch(
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * LOG2E * scales.q.number, scales.v.number, feature_numbers(f),
             PrefillSizes(problem.batch, config.row_tiles, 1, 1, problem.max_q, max_k, table_batch),
-            *(RowStrides(0, *x.stride()[:2]) for x in (q, k, v)), PageStrides(*[*pages, 0]),
+            *(RowStrides(0, *x.stride()[:2]) for x in (q, k, v)), rope_strides,
             *(RowStrides(0, *x.stride()[:2]) for x in (out, lse)), C=constants, num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
     return out, lse
+
+
+def rope_pages(k_rope: torch.Tensor, sequences: Sequences) -> tuple[int, int, int, PageStrides]:
+    """Slots of a page (0: rows one after the other), most keys of a sequence, the table's stride, those of k_rope."""
+    if sequences.table is None:
+        return 0, 0, 0, PageStrides(0, k_rope.stride(0), 0)
+    page, token = k_rope.stride()[:2]
+    return k_rope.shape[1], sequences.most_keys(k_rope), sequences.table.stride(0), PageStrides(page, token, 0)

@@ -171,17 +171,18 @@ def test_bad_calls(options: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize("H, target", [(16, "sm_90"), (128, "sm_90"), (128, "gfx950")])
 def test_walk_compiled(H: int, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What registers do not hold is put aside between units, not in the loop over keys."""
+    from kvlab.attention.attend_paged import kernel as every_walk
     from kvlab.attention.attend_paged.latent import kernel
 
     x = Case((5,), H=H, columns=FULL, page=64).build()
     tensors = [to_torch(a) for a in (x.q, *x.windows, x.table, x.lens)]
     tiles = choose_config(MLADecodeProblem.of(*tensors), num_splits=1, arch=target, wgmma=holds_wgmma_rows())
-    caught = {kind: Caught(getattr(kernel, kind)) for kind in ("walk", "join")}
-    for kind, stub in caught.items():
-        monkeypatch.setattr(kernel, kind, stub)
+    caught = Caught(kernel.walk)
+    monkeypatch.setattr(kernel, "walk", caught)
+    monkeypatch.setattr(every_walk, "join", Caught(every_walk.join))
     monkeypatch.setattr(kernel, "make_list", lambda *args, **named: (torch.zeros(4096, dtype=torch.int32),))
     kernel.launch(*tensors, scale=x.scale, features=as_tensors(x.features), config=walk_of(tiles))
-    made = as_launched(caught["walk"].fn, caught["walk"].arguments, target)
+    made = as_launched(caught.fn, caught.arguments, target)
     assert made.shared <= SHARED[target]
     if target.startswith("gfx"):
         assert made.spills == 0
@@ -198,6 +199,7 @@ def test_the_ring_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rests on the compiler's counts: the products and boxes of decode without a list, no output by TMA; the producer
     puts two pairs of registers aside.
     """
+    from kvlab.attention.attend_paged import kernel as every_walk
     from kvlab.attention.attend_paged.latent import kernel
     from kvlab.attention.mla_decode import hopper
 
@@ -208,7 +210,7 @@ def test_the_ring_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     attend = Caught(hopper.attend)
     of_ring = {f"{kernel.RING}:{n}": getattr(hopper, n) for n in ("pointers_of", "numbers_of")}
     monkeypatch.setattr(kernel, "function_at", (of_ring | {f"{kernel.RING}:attend": attend}).get)
-    monkeypatch.setattr(kernel, "join", Caught(kernel.join))
+    monkeypatch.setattr(every_walk, "join", Caught(every_walk.join))
     monkeypatch.setattr(kernel, "make_list", lambda *args, **named: (torch.zeros(4096, dtype=torch.int32),))
     kernel.launch(*tensors, scale=x.scale, features=as_tensors(x.features), config=ring_walk(ring, problem))
     made = as_launched(attend.fn, attend.arguments, "sm_90")

@@ -15,6 +15,7 @@ from mla_prefill_cases import Case, Inputs
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mla_prefill, mla_prefill_paged, plan
+from kvlab.attention.attend_paged import kernel as every_walk
 from kvlab.attention.attend_paged.expanded import kernel
 from kvlab.attention.attend_paged.expanded.config import schedule_of_tiles
 from kvlab.attention.masks import ChunkedMask
@@ -163,8 +164,8 @@ def test_compiled(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step = step_of(x, None)
     call = mla_prefill_paged.planned(x.q, x.k, x.v, x.cache, x.table, x.seq_lens, x.cu_q, x.cu_k, latent_dim=512,
                                      plan=step, arch=target)
-    for kind in ("walk", "join"):
-        monkeypatch.setattr(kernel, kind, Caught(getattr(kernel, kind)))
+    for home, kind in ((kernel, "walk"), (every_walk, "join")):
+        monkeypatch.setattr(home, kind, Caught(getattr(home, kind)))
     kernel.launch(*map(as_tensors, call.arrays), **{
         n: as_tensors(value) if n == "features" else value for n, value in call.named().items()
         if n not in ("works", "out")}, works=[torch.zeros(4096, dtype=torch.int32)])

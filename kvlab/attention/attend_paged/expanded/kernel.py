@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvlab.attention.attend_paged.kernel import WalkSizes, item_of, item_rows, join, team_items
+from kvlab.attention.attend_paged.kernel import WalkSizes, item_of, item_rows, join, launch_join, team_items
 from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.intervals import UNLIMITED
@@ -33,15 +33,23 @@ from kvlab.attention.features.kernel import (
     weigh,
 )
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.mla_prefill.config import MLAPrefillProblem
-from kvlab.attention.mla_prefill.kernel import ROPE_HEAD, accumulate, load_k, load_q, load_rope, load_v, scores
+from kvlab.attention.mla_prefill.kernel import (
+    ROPE_HEAD,
+    accumulate,
+    load_k,
+    load_q,
+    load_rope,
+    load_v,
+    rope_pages,
+    scores,
+)
 from kvlab.attention.schedule.config import list_parts
 from kvlab.attention.schedule.kernel import item_blocks
 from kvlab.attention.tiles.kernel import store_columns
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.pages import Sequences
-from kvlab.attention.tiles.strides import PageStrides, RowStrides
+from kvlab.attention.tiles.strides import RowStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import ExpandedWalk, walked
@@ -222,10 +230,7 @@ def launch(
     if relaunched(walk, pointers, again):
         relaunched(join, joined, again)
         return out, lse
-    scales, PAGE, max_k, table_batch, pages = f.scales, 0, 0, 0, (0, k_rope.stride(0))
-    if sequences.table is not None:
-        PAGE, table_batch, pages = k_rope.shape[1], sequences.table.stride(0), k_rope.stride()[:2]
-        max_k = sequences.most_keys(k_rope)
+    scales, (PAGE, max_k, table_batch, rope_strides) = f.scales, rope_pages(k_rope, sequences)
     items, lanes = config.items(sizes), schedule.lanes(problem.heads)
     left, right = f.mask.by_length if sequences.starts is None else (UNLIMITED, UNLIMITED)
     counts = WalkSizes(1, sizes.tokens, max_k, lanes, table_batch, 1, *list_parts(items), items, left, right)
@@ -236,13 +241,8 @@ def launch(
     o_strides, lse_strides = (RowStrides(0, *x.stride()[:2]) for x in (out, lse))
     first_launch(walk, config.grid(sizes), pointers, again)(
         scale * LOG2E * scales.q.number, scales.v.number, feature_numbers(f), counts,
-        *(RowStrides(0, *x.stride()[:2]) for x in (q, k, v)), PageStrides(*[*pages, 0]), o_strides, lse_strides,
+        *(RowStrides(0, *x.stride()[:2]) for x in (q, k, v)), rope_strides, o_strides, lse_strides,
         C=constants, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )
-    parts = config.parts(sizes)
-    first_launch(join, config.join_grid(sizes), joined, again)(
-        counts, o_strides, lse_strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead, FIXED=schedule.unit,
-        BM=tiles.BM, TOGETHER=schedule.together, USED=config.rows(sizes), LISTED=True, D=problem.value,
-        BD=piece_of(problem.value), PARTS=parts, CHUNK=min(16, parts), EARLY=False, num_warps=1,
-    )
+    launch_join(config, sizes, counts, (o_strides, lse_strides), joined, again)
     return out, lse

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.attend_paged.config import schedule_problem
-from kvlab.attention.attend_paged.kernel import WalkSizes, item_of, item_rows, join, team_items, unit_keys
+from kvlab.attention.attend_paged.kernel import WalkSizes, item_of, item_rows, join, launch_join, team_items, unit_keys
 from kvlab.attention.call.backends import function_at
 from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
@@ -27,7 +27,6 @@ from kvlab.attention.features.kernel import (
     weigh,
 )
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.mla_decode.config import MLADecodeProblem
 from kvlab.attention.mla_decode.kernel import accumulate, load_k, load_v, place, scores
 from kvlab.attention.schedule.config import list_parts
@@ -192,13 +191,12 @@ def launch(
         problem.heads, problem.tokens, problem.max_keys, schedule.lanes(1), block_table.stride(0), seq_lens.stride(0),
         *list_parts(schedule.most_items(items)), schedule.most_items(items), f.mask.left, f.mask.right,
     )
-    listed = config.lists_items(sizes)
     o_strides, lse_strides = (RowStrides(*x.stride()[:3]) for x in (out, lse))
     if config.ring is None:
         constants = LatentConstants(
             problem.page_size, tiles.one_page and not f.mask.windowed, problem.latent, problem.rope, tiles.BV, tiles.BR,
             tiles.BM, tiles.BN, f.mask.windowed, schedule.block, schedule.overhead, schedule.rows, schedule.together,
-            listed,
+            config.lists_items(sizes),
         )
         first_launch(kernel, config.grid(sizes), pointers, again)(
             f.scales.factor_log2(scale), f.scales.v.number, feature_numbers(f), counts, RowStrides(*q.stride()[:3]),
@@ -208,10 +206,5 @@ def launch(
     else:
         numbers = function_at(f"{RING}:numbers_of")(arrays, lists, into, counts, f, scale)
         first_launch(kernel, config.grid(sizes), pointers, again)(*numbers, C=config.ring, num_warps=4)
-    parts = config.parts(sizes)
-    first_launch(join, config.join_grid(sizes), joined, again)(
-        counts, o_strides, lse_strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead, FIXED=schedule.unit,
-        BM=tiles.BM, TOGETHER=schedule.together, USED=config.rows(sizes), LISTED=listed, D=problem.latent,
-        BD=piece_of(problem.latent), PARTS=parts, CHUNK=min(16, parts), EARLY=False, num_warps=1,
-    )
+    launch_join(config, sizes, counts, (o_strides, lse_strides), joined, again)
     return out, lse

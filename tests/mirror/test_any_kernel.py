@@ -272,6 +272,19 @@ def test_lockstep_takes_at_most_twice_the_interpreter() -> None:
     assert seconds <= 2 * alone, f"{seconds:.2f} s in lockstep, {alone:.2f} s in the interpreter alone"
 
 
+def test_an_access_of_two_arguments_is_counted_for_each() -> None:
+    """Rests on the addresses: four elements of x and eight of y, by one instruction."""
+    from kvlab.mirror.memory_accesses import MemoryWatch
+
+    watch = MemoryWatch({"x": np.zeros(8, np.float32), "y": np.zeros(8, np.float32)})
+    addresses = [watch.case[name].ctypes.data + 4 * np.arange(many) for name, many in (("x", 4), ("y", 8))]
+    kept = watch.access("load", np.concatenate(addresses).astype(np.uint64), np.ones(12, bool), 4)
+    assert kept.all()
+    assert [(one.argument, one.elements, one.low, one.high) for one in watch.record.lines] == [
+        ("x", 4, 0, 16), ("y", 8, 0, 32)]
+    assert not watch.record.faults
+
+
 def test_errors_name_the_argument() -> None:
     pytest.importorskip("triton")
     import tutorial_kernels

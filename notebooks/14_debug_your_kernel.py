@@ -98,7 +98,7 @@ ask("14.neutral", neutral)
 # %% [markdown]
 # ## The cure
 #
-# `cured_softmax` stands with the other two in [kernels_to_debug.py](kernels_to_debug.py):
+# `cured_softmax` stands with the others in [kernels_to_debug.py](kernels_to_debug.py):
 
 # %%
 lockstep_kernel(cured_softmax, softmax_twin, args, 4)
@@ -126,4 +126,4 @@ ask("14.place", place)
 
 # %% [markdown]
 # In a test it is one line, `assert_lockstep(kernel, twin, args, grid)`: it fails with the sentence above. On the command line:
-# `kvlab lockstep FILE.py:kernel`. Next: [15. X-ray](15_xray.ipynb): a kernel that is right, and slow.
+# `kvlab lockstep FILE.py:kernel TWIN.py:function NAME=VALUE ... --grid 4`. Next: [15. X-ray](15_xray.ipynb): a kernel that is right, and slow.

@@ -150,11 +150,11 @@ def test_a_captured_graph_is_replayed_with_other_lengths(planned: bool) -> None:
     out, q = torch.empty_like(given), torch.empty_like(given)
 
     def step() -> Any:
-        made = plan(lens, q_heads=32, kv_heads=8) if planned else None
+        over: Any = {"plan": plan(lens, q_heads=32, kv_heads=8)} if planned else {"balanced": True}
         for _ in range(2):
             q.fill_(float("nan"))
             q.copy_(given)
-            found = mha_decode_paged(q, k, v, table, lens, balanced=not planned, plan=made, out=out, return_lse=True)
+            found = mha_decode_paged(q, k, v, table, lens, **over, out=out, return_lse=True)
         return found
 
     assert explain(mha_decode_paged, q, k, v, table, lens, balanced=True).backend == "hopper"

@@ -201,7 +201,7 @@ FOUR_BITS = [
     FourBitStore("e2m1", (128, 128), heads=8, tokens=300, source="bf16", page=64),
     FourBitStore("int4", (128, 64), heads=8, tokens=300, source="bf16", page=64),
     FourBitStore("words", (96, 128), tokens=70, page=16), FourBitStore("uint4", (128, 96), heads=2, page=16),
-    FourBitStore("halves", (64, 6), tokens=70, source="bf16", page=5),
+    FourBitStore("halves", (64, 6), tokens=20, source="bf16", page=5),
 ]
 
 

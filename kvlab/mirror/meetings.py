@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -87,7 +88,8 @@ def meeting_of(node: ast.Call | ast.Yield) -> str | None:
     if verb == "mbarrier_arrive":
         return _words("arrive copied", node.args[0])
     if verb == "named_barrier":
-        return _words("arrive" if ast.unparse(node.args[0]) == "'arrive'" else "wait", node.args[1]).lower()
+        text = _words("arrive" if ast.unparse(node.args[0]) == "'arrive'" else "wait", node.args[1])
+        return re.sub(r"[A-Z][A-Z_]+", lambda name: name[0].lower(), text)
     if verb in ("warpgroup_mma_wait", "wait_mma"):
         return _words("wait for wgmma", node.args[-1])
     if verb in ALONE:

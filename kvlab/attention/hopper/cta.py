@@ -18,6 +18,8 @@ from kvlab.staging.tile.fragments import FragmentMap, Fragments
 from kvlab.staging.tile.launched_cta import LaunchedCTA
 from kvlab.staging.tile.tile_copies import copy_boxes
 
+from .turns import Wait
+
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]
 UNIT = 16  # bytes: what is known of shared memory is known by vectors
@@ -131,6 +133,10 @@ class PartitionedCTA(LaunchedCTA):
     def arrive(self, me: Warps, bar: AsyncBarrier) -> None:
         """One thread arrives."""
         bar.arrive(self.elect(me))
+
+    def sync(self, bar: AsyncBarrier, phase: int) -> Wait:
+        """Object to wait for at a barrier of the hardware, which counts its phases itself."""
+        return bar, phase
 
     def wait_mma(self, me: Warps, n: int) -> None:
         """At most ``n`` products go on."""

@@ -80,6 +80,19 @@ def operand(boxes, rows: gl.constexpr, depth: gl.constexpr, panels: gl.constexpr
 
 
 @gluon.jit
+def named_barrier(verb: gl.constexpr, number: gl.constexpr, threads: gl.constexpr):
+    """The hardware's barrier ``number`` of so many threads: "arrive", or "sync" and wait. What a thread has stored
+    before it arrives, those that wait may read. Whoever arrives again has heard that they have read it.
+    """
+    WARPS: gl.constexpr = gl.num_warps()
+    thread = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+    gl.inline_asm_elementwise(
+        f"bar.{verb} {number}, {threads}; mov.b32 $0, $1;", "=r,r,~{memory}", [thread], dtype=gl.int32, is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def split_bounds(split, splits, num_keys, BLOCK: gl.constexpr):
     """The first key of a split and its end. A split is a number of whole blocks."""
     size = gl.cdiv(gl.cdiv(num_keys, splits), BLOCK) * BLOCK

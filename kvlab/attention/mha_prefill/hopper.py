@@ -68,7 +68,7 @@ def attend(
     bars = (q_full, q_free, k_full, k_free, v_full, v_free)
     q_s = operand(q_box, C.BM, C.DEPTH, C.NQ * C.NC * C.D // COLS)
     k_s = operand(k_box, C.BN, C.DEPTH, C.NB * C.D // COLS)
-    v_s = operand(v_box, C.BN, C.DV, C.NB * C.DV // COLS)
+    v_s = operand(v_box, C.BN, C.COLUMNS if C.REST else C.DV, C.NB * C.DV // COLS)
     o_s = operand(o_box, C.BM, C.DV // C.ROUNDS, C.NC * C.DV // C.ROUNDS // 64)
     results = (out, lse, o_strides, lse_batch, lse_token, work)
     terms = (features, factors, numbers, group)

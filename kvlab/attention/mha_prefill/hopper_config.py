@@ -69,6 +69,8 @@ class HopperPrefillConstants(NamedTuple):
     REGISTERS of a thread of a consumer, of the PRODUCER and of the TRANSPOSER. PACK query heads of a KV head share a
     tile, token by token. TOGETHER: 0, or tiles are those of a work list (:mod:`kvlab.attention.schedule`), so many of a
     sequence side by side, key blocks those of its units, whose beginning takes OVERHEAD. WORDS tell of a tile.
+    LAZY: a row's top stays until its maximum is 2^8 times as much. REST: P V is two products, of 64 columns of V and of so
+    many more, and the two consumers issue theirs in turn; 0: one, of DV columns.
     """
 
     D: int
@@ -104,6 +106,8 @@ class HopperPrefillConstants(NamedTuple):
     TOGETHER: int = 0
     OVERHEAD: int = 0
     WORDS: int = 8
+    LAZY: bool = False
+    REST: int = 0
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,15 @@ def shared_columns(problem: PrefillProblem) -> tuple[int, int, int]:
     return of_k, of_v, of_k if rest > 32 else problem.head_dim
 
 
+def rest_of(problem: PrefillProblem) -> int:
+    """Columns of the second of two products with V, 0 where it is one: 16 besides 64 take less time than 128, 32 do not.
+
+    >>> [rest_of(PrefillProblem(1, 9, 1, 1, D, D, itemsize=2, kv_itemsize=2)) for D in (64, 80, 96)]
+    [0, 16, 0]
+    """
+    return 16 if problem.value_dim == 80 else 0
+
+
 def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefillConfig:
     """The configuration of a call that the kernel can do."""
     (D, DV, depth), item, features = shared_columns(problem), problem.itemsize, inputs.features
@@ -210,7 +223,8 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     fixed = D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16)
     plain = aligned and not features.softcap > 0 and (known or D <= 64)
     overlap = small and not (fixed or plain)
-    late = 128 <= wide <= 192 and item == 2 and (bounded or window) and not features.softcap > 0
+    rest = rest_of(problem)
+    late = 128 <= wide <= 192 and not rest and item == 2 and (bounded or window) and not features.softcap > 0
     before = (num_keys - problem.max_q) % rows if known else rows - 1  # rows that a first tile lacks, at most
     many = 0 < page < 32 and wide <= 192 and item == 2  # page numbers of a block
     eight = (208, 32, 64) if whole and not bounded and not window else (192, 48, 80)  # e4m3's registers
@@ -227,7 +241,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
         Q_REGISTERS=small and not (three or many or features.softcap > 0),
         ITEM=item, REGISTERS=160 if three else eight[0] if item == 1 else 240 if not page else 224 if many else 232,
         PRODUCER=eight[1] if item == 1 else 32 if three or not page else 64 if many else 48,
-        TRANSPOSER=eight[2] if item == 1 else 0,
+        TRANSPOSER=eight[2] if item == 1 else 0, LAZY=skip, REST=rest,
     )
     together = 1
     if bounded or problem.ragged:
@@ -267,7 +281,8 @@ def listed_constants(
     >>> C.PACK, C.BN, shared_bytes(C)
     (4, 128, 230400)
     """
-    D, DV, depth = shared_columns(PrefillProblem(1, 1, group, 1, head_dim, value_dim, 2, 2))
+    problem = PrefillProblem(1, 1, group, 1, head_dim, value_dim, 2, 2)
+    D, DV, depth = shared_columns(problem)
     mask, BN = features.mask, 128
     window, bounded = mask.left < UNLIMITED, mask.right < UNLIMITED
     small, many = max(D, DV) == 64, page < 32
@@ -277,7 +292,7 @@ def listed_constants(
         WINDOW=window, CLEAN=True, FIXED=False,
         HOLD=2 if small else 1 if (bounded or window) and not features.softcap > 0 else 0, EARLY=small, ROUNDS=1,
         EQUAL=False, Q_REGISTERS=False, ITEM=2, REGISTERS=224 if many else 232, PRODUCER=64 if many else 48,
-        TRANSPOSER=0, PACK=group, TOGETHER=together, OVERHEAD=overhead, WORDS=16,
+        TRANSPOSER=0, PACK=group, TOGETHER=together, OVERHEAD=overhead, WORDS=16, REST=rest_of(problem),
     )
 
 

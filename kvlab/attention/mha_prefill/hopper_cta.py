@@ -32,6 +32,7 @@ class HopperPrefillCTA(PartitionedCTA):
         self.q_free = self.barriers("q free", C.NQ * C.NC, 2 if C.ITEM == 1 else 1)
         self.k_full, self.k_free = self.barriers("k full", C.NB), self.barriers("k free", C.NB, C.NC)
         self.v_full, self.v_free = self.barriers("v full", C.NB), self.barriers("v free", C.NB, C.NC)
+        self.turn = self.barriers("turn", 2 if C.REST else 0, 4)  # of bar.arrive and bar.sync: every warp arrives
         self.loaded, self.raw_full, self.raw_free = "v", self.v_full, self.v_free
         if C.ITEM == 1:  # V's way from DRAM ends before the transposer
             self.loaded = "raw"
@@ -164,10 +165,13 @@ class HopperPrefillCTA(PartitionedCTA):
         return Fragments(words, p.map)
 
     def accumulate(self, me: Warps, p: Fragments, b: int, o: Fragments) -> Fragments:
-        """O += P V: P from registers, V from shared memory, transposed by the unit if of 16 bits. Started."""
-        self.hazards.read_async(self.places.whole("v", b, me), "v wgmma", b)
-        v_at = self.places.tiles["v"][b]
-        self.traffic.move("SMEM->tensor cores", v_at.nbytes)
+        """O += P V: P from registers, V from shared memory, transposed by the unit if of 16 bits. Started, as two
+        products with REST.
+        """
+        C, v_at = self.C, self.places.tiles["v"][b]
+        for _ in range(1 + (C.REST > 0)):
+            self.hazards.read_async(self.places.whole("v", b, me), "v wgmma", b)
+        self.traffic.move("SMEM->tensor cores", v_at.rows * (64 + C.REST) * 2 if C.REST else v_at.nbytes)
         if self.C.ITEM == 2:
             return self.multiply_pv(p, v_at, o)
         return self.multiply_pv_transposed(p.values, v_at, o)

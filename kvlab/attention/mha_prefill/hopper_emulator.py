@@ -260,6 +260,10 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
     max_q, max_k, left, right = x.sizes
     it = 0
     j = 0
+    if C.REST:  # what is in O's box behind the last column is stored nowhere
+        cta.write(me, cta.places.tiles["o"][W], np.zeros((BM, DV), cta.dtype), "o", W)
+    if C.REST and W == 1:
+        cta.turn[0].arrive(me)
     yield q_full[W], 0
     batch = cta.receive(me, 0)
     while batch >= 0:
@@ -320,6 +324,8 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             b = it % C.NB
             key = (hi - 1 - i) * BN
             yield k_full[b], (it // C.NB) & 1
+            if C.REST:
+                yield cta.sync(cta.turn[W], (it - j - 1) & 1)
             s = cta.scores(me, q, u, b)
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
@@ -328,7 +334,9 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                 cta.wait_mma(me, 1)
                 o = o.times(alpha[None])
             o = cta.accumulate(me, weights, vb, o)
-            cta.wait_mma(me, 1)
+            if C.REST:
+                cta.turn[1 - W].arrive(me)
+            cta.wait_mma(me, 1 + (C.REST > 0))
             cta.arrive(me, k_free[b])
             #: mask -> s    the features of scores, keys that a row does not see
             if C.FIXED:  # the softmax caps them
@@ -344,6 +352,8 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                 l += quad_sum(e)
             else:
                 m_new = np.maximum(m, s.tile()[0].max(1))
+                if C.LAZY:
+                    m_new = np.where((m_new - m) * scale > 8, m_new, m)  # weights up to 2^8
                 base = m_new * scale
                 alpha = exp2(multiply_add(m, scale, -base))
                 m = m_new
@@ -422,6 +432,8 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         yield q_full[j % C.NQ * C.NC + W], (j // C.NQ) & 1
         batch = cta.receive(me, j % C.NQ)
     #: end    the last tile leaves
+    if C.REST and W == 0:
+        yield cta.sync(cta.turn[0], (it - j) & 1)
     cta.wait_store(me)
 
 

@@ -7,10 +7,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kvlab.attention.hopper.kernel import NOTHING, accumulator, adjust_by_row, factor_of, head_scale, meet, quad_sum
+from kvlab.attention.hopper.kernel import (
+    NOTHING,
+    PANEL,
+    accumulator,
+    adjust_by_row,
+    factor_of,
+    head_scale,
+    meet,
+    named_barrier,
+    quad_sum,
+)
 
 from .hopper_capped import capped_weights, fixed_top
 from .hopper_steps import (
+    TURN,
     clean_rows,
     find_pages,
     find_tile,
@@ -22,18 +33,23 @@ from .hopper_steps import (
     mask_block,
     multiply_pv,
     multiply_qk,
+    no_output,
     operand_p,
     program_items,
     query,
     receive,
     round_p,
+    rounded,
     row_results,
     send,
+    started,
     store_columns,
     store_unit,
     tell,
     tell_unit,
+    times,
     transpose_tile,
+    wait_mma,
 )
 
 
@@ -160,7 +176,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
     BN: gl.constexpr = C.BN
     DV: gl.constexpr = C.DV
     S_LAYOUT: gl.constexpr = accumulator(BN, 32 // C.ITEM)  #- layout
-    O_LAYOUT: gl.constexpr = accumulator(DV, 32 // C.ITEM)  #- layout
+    O_LAYOUT: gl.constexpr = accumulator(PANEL if C.REST else DV, 32 // C.ITEM)  #- layout
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=4 // C.ITEM)  #- layout
     SHIFT: gl.constexpr = 8.0 if C.ITEM == 1 else 0.0  # e4m3 has weights up to 2^8
     q_s, k_s, v_s, o_s, o_box = smem  #- launch
@@ -171,6 +187,10 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
     max_q, max_k, left, right = sizes
     it = 0
     j = 0
+    if C.REST:  # what is in O's box behind the last column is stored nowhere
+        o_s.index(W).store(gl.zeros([BM, DV], o_s.dtype, layout=accumulator(DV, 16)))
+    if C.REST and W == 1:
+        named_barrier("arrive", TURN[0], 256)
     mbarrier.wait(q_full.index(W), 0)
     batch = receive(words, 0)
     while batch >= 0:
@@ -220,7 +240,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         l = quad_sum(e, BM, BN)
         p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)
         alpha = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
-        o = hopper.warpgroup_mma_init(gl.zeros([BM, DV], gl.float32, layout=O_LAYOUT))
+        o = no_output(C)
         #: clean    V behind the end of the sequence; of an only block both ends together, below
         if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys and (not C.WINDOW or hi - lo > 1):
             mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
@@ -232,15 +252,19 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             b = it % C.NB
             key = (hi - 1 - i) * BN
             mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
+            if C.REST:
+                named_barrier("sync", TURN[W], 256)
             s = multiply_qk(q, q_s, k_s, u, b, zero, C.DEPTH)
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
             if C.EARLY:  # rescale while Q K^T runs
-                o = hopper.warpgroup_mma_wait(1, deps=(o,))
-                o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
-            o = multiply_pv(weights, v_s, vb, o)
-            s = hopper.warpgroup_mma_wait(1, deps=(s,))
+                o = wait_mma(o, 1)
+                o = times(o, alpha)
+            o = multiply_pv(weights, v_s, vb, o, C)
+            if C.REST:
+                named_barrier("arrive", TURN[1 - W], 256)
+            s = hopper.warpgroup_mma_wait(1 + (C.REST > 0), deps=(s,))
             mbarrier.arrive(k_free.index(b), count=1)
             #: mask -> s    the features of scores, keys that a row does not see
             if C.FIXED:  # the softmax caps them
@@ -256,6 +280,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 l += quad_sum(e, BM, BN)
             else:
                 m_new = gl.maximum(m, gl.max(s, 1))
+                if C.LAZY:
+                    m_new = gl.where((m_new - m) * scale > 8.0, m_new, m)  # weights up to 2^8
                 base = m_new * scale
                 alpha = gl.exp2(m * scale - base)
                 m = m_new
@@ -270,12 +296,12 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 # True already. Its branch ends the basic block: without it ptxas moves the wait below above the
                 # exponentials, and the softmax no longer overlaps with this warpgroup's own P V.
                 mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
-            o = hopper.warpgroup_mma_wait(0, deps=(o,))
+            o = wait_mma(o, 0)
             p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)  # where no product reads the registers
             mbarrier.arrive(v_free.index(vb), count=1)
             if not (C.EARLY or C.FIXED):
-                o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
-            o = hopper.warpgroup_mma_init(o)  #- wait
+                o = times(o, alpha, C.LAZY)
+            o = started(o)  #- wait
         #: clean -> b    V before the first key that a row of the sequence sees
         b = it % C.NB
         first = num_keys - num_q - left - lo * BN
@@ -288,9 +314,9 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         mbarrier.arrive(q_free.index(u), count=1)  # the producer may fetch the next Q
         mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
         if C.EARLY:
-            o = hopper.warpgroup_mma_wait(0, deps=(o,))
-            o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
-        o = multiply_pv(weights, v_s, b, o)
+            o = wait_mma(o, 0)
+            o = times(o, alpha)
+        o = multiply_pv(weights, v_s, b, o, C)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
         heads = head
         counts = None
@@ -303,11 +329,10 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head
             )
             inv = inv * v_scale
-        inv = gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))
-        o = hopper.warpgroup_mma_wait(0, deps=(o,))
+        o = wait_mma(o, 0)
         tma.store_wait(0)  # the tile before has left its buffer; the warps meet behind it
         mbarrier.arrive(v_free.index(b), count=1)
-        o = o * inv[:, None]
+        o = times(o, inv)
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
         if C.TOGETHER:
             store_unit(W, o, lse, (batch, head, row, q_first, num_q, part), do, o_s, o_box, results, C)
@@ -317,25 +342,26 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             # 32 bits hold these offsets: 2^31 rows of O take 256 GiB.
             gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=(rows >= 0) & (rows < num_q))
             if (row < 0) | (row + BM > num_q):  # TMA stores no part of a box, nor to negative coordinates
-                r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, O_LAYOUT))
-                d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
                 o_at = o_ptr + batch.to(gl.int64) * o_strides.batch * (1 - C.RAGGED_Q)  #- address
                 o_at += head * o_strides.head  #- address
-                at = (q_first + r).to(gl.int64)[:, None] * o_strides.token + d[None, :]  #- address
-                is_there = ((r >= 0) & (r < num_q))[:, None]
-                if C.COLUMNS < DV:
-                    is_there = is_there & (d < C.COLUMNS)[None, :]
-                gl.store(o_at + at, o.to(o_s.dtype), mask=is_there)
+                for c in gl.static_range(len(o)):
+                    r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, o[c].type.layout))
+                    d = gl.arange(0, o[c].shape[1], layout=gl.SliceLayout(0, o[c].type.layout)) + c * PANEL
+                    at = (q_first + r).to(gl.int64)[:, None] * o_strides.token + d[None, :]  #- address
+                    is_there = ((r >= 0) & (r < num_q))[:, None]
+                    if C.COLUMNS < DV:
+                        is_there = is_there & (d < C.COLUMNS)[None, :]
+                    gl.store(o_at + at, o[c].to(o_s.dtype), mask=is_there)
             else:
                 o_page = batch * 0 if C.RAGGED_Q else batch
                 if C.ROUNDS == 1:
-                    store_columns(W, o.to(o_s.dtype), o_page, q_first + row, head, 0, do, o_s, o_box, DV, C.COLUMNS)
+                    store_columns(W, rounded(o, o_s.dtype), o_page, q_first + row, head, 0, do, o_s, o_box, DV, C.COLUMNS)
                 else:
-                    left_half, right_half = o.to(o_s.dtype).reshape([BM, 2, DV // 2]).permute((0, 2, 1)).split()
-                    store_columns(W, left_half, o_page, q_first + row, head, 0, do, o_s, o_box, DV // 2, C.COLUMNS)
+                    left_half, right_half = o[0].to(o_s.dtype).reshape([BM, 2, DV // 2]).permute((0, 2, 1)).split()
+                    store_columns(W, (left_half,), o_page, q_first + row, head, 0, do, o_s, o_box, DV // 2, C.COLUMNS)
                     tma.store_wait(0)
                     store_columns(
-                        W, right_half, o_page, q_first + row, head, DV // 2, do, o_s, o_box, DV // 2, C.COLUMNS
+                        W, (right_half,), o_page, q_first + row, head, DV // 2, do, o_s, o_box, DV // 2, C.COLUMNS
                     )
         #: turn -> it, j, batch    the next tile
         it += 1
@@ -343,4 +369,6 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         mbarrier.wait(q_full.index(j % C.NQ * C.NC + W), (j // C.NQ) & 1)
         batch = receive(words, j % C.NQ * C.WORDS)
     #: end    the last tile leaves
+    if C.REST and W == 0:
+        named_barrier("sync", TURN[0], 256)
     tma.store_wait(0)

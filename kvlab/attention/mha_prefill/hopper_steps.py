@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from kvlab.attention.hopper.kernel import (
     PANEL,
     TILE_LAYOUT,
+    accumulator,
     add_sink,
     hide,
     key_count,
@@ -25,6 +26,14 @@ from kvlab.attention.schedule.kernel import team_items
 from kvlab.triton_support.twins import compiled
 
 HEAD = gl.constexpr(_HEAD)
+TURN = gl.constexpr((8, 9))  # barriers at which the consumers wait for their turn; Triton's are the first ones
+NUMBERS = range(64)  # of a thread: of two rows in turn, two columns each
+GROWN = gl.constexpr("\n".join([
+    "{ .reg .pred any;", "setp.neu.f32 any, $128, 0f3F800000;", "setp.neu.or.f32 any, $130, 0f3F800000, any;",
+    "vote.sync.any.pred any, any, 0xffffffff;", "@!any bra.uni done;",
+    *(f"mul.f32 ${i}, ${i}, ${128 + i};" for i in NUMBERS), "done: }",
+]))
+GROWN_OPERANDS = gl.constexpr(",".join([*("=f" for _ in NUMBERS), *map(str, NUMBERS), *("f" for _ in NUMBERS)]))
 globals().update(compiled(gluon.jit, gl, team_items.fn))
 
 
@@ -235,7 +244,7 @@ def clean_rows(v_s, b, first, end, BN: gl.constexpr, D: gl.constexpr):
     """
     ATOMS: gl.constexpr = BN // 8
     REGISTERS: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
-    rows = view(v_s, [v_s.shape[0] * BN * D // (8 * PANEL), 8, PANEL], TILE_LAYOUT)
+    rows = view(v_s, [v_s.shape[0] * BN * v_s.shape[2] // (8 * PANEL), 8, PANEL], TILE_LAYOUT)
     r = gl.arange(0, 8, layout=gl.SliceLayout(1, REGISTERS))
     before = gl.cdiv(gl.minimum(gl.maximum(first, 0), BN), 8)
     behind = gl.minimum(gl.maximum(end, 0), BN) // 8
@@ -301,12 +310,72 @@ def multiply_qk(q, q_s, k_s, w, b, zero, D: gl.constexpr):
 
 
 @gluon.jit
-def multiply_pv(p, v_s, b, o):
-    """O += P V, started. V of e4m3 has its keys along the rows."""
-    v = v_s.index(b)
-    if v_s.dtype.primitive_bitwidth == 8:
-        v = v.permute((1, 0))
-    return hopper.warpgroup_mma(p, v, o, is_async=True)
+def no_output(C: gl.constexpr):
+    """O before the first product: as many pieces as P V has products."""
+    BM: gl.constexpr = C.BM
+    FIRST: gl.constexpr = PANEL if C.REST else C.DV
+    o = (hopper.warpgroup_mma_init(gl.zeros([BM, FIRST], gl.float32, layout=accumulator(FIRST, 32 // C.ITEM))),)
+    if C.REST:
+        REST: gl.constexpr = C.REST
+        rest = gl.zeros([BM, REST], gl.float32, layout=accumulator(REST, 16))
+        o = o + (hopper.warpgroup_mma_init(rest),)  # type: ignore[assignment]
+    return o
+
+
+@gluon.jit
+def multiply_pv(p, v_s, b, o, C: gl.constexpr):
+    """O += P V, started, piece by piece. V of e4m3 has its keys along the rows."""
+    out = ()
+    for i in gl.static_range(len(o)):
+        v = v_s.index(b * len(o) + i)
+        if v_s.dtype.primitive_bitwidth == 8:
+            v = v.permute((1, 0))
+        if i > 0:
+            v = v.slice(0, C.REST, 1)
+            p = gl.convert_layout(p, gl.DotOperandLayout(0, accumulator(C.REST, 16), 2))
+        out = out + (hopper.warpgroup_mma(p, v, o[i], is_async=True),)  # type: ignore[assignment]
+    return out
+
+
+@gluon.jit
+def wait_mma(o, n: gl.constexpr):
+    """O of the products but the last n."""
+    out = hopper.warpgroup_mma_wait(n, deps=o)
+    if len(o) == 1:
+        out = (out,)
+    return out
+
+
+@gluon.jit
+def started(o):
+    """O as products go on to change it."""
+    out = ()
+    for i in gl.static_range(len(o)):
+        out = out + (hopper.warpgroup_mma_init(o[i]),)  # type: ignore[assignment]
+    return out
+
+
+@gluon.jit
+def times(o, factor, LAZY: gl.constexpr = False):
+    """O whose rows are multiplied; LAZY: by warps that have a row whose factor is not 1."""
+    out = ()
+    for i in gl.static_range(len(o)):
+        by = gl.convert_layout(factor, gl.SliceLayout(1, o[i].type.layout))[:, None]
+        if LAZY:
+            one = gl.inline_asm_elementwise(GROWN, GROWN_OPERANDS, [o[i], by], dtype=gl.float32, is_pure=True, pack=64)
+        else:
+            one = o[i] * by
+        out = out + (one,)  # type: ignore[assignment]
+    return out
+
+
+@gluon.jit
+def rounded(o, dtype: gl.constexpr):
+    """O in the dtype of the output."""
+    out = ()
+    for i in gl.static_range(len(o)):
+        out = out + (o[i].to(dtype),)  # type: ignore[assignment]
+    return out
 
 
 @gluon.jit
@@ -378,7 +447,11 @@ def store_columns(
     DRAM.
     """
     meet()
-    o_s.index(w).store(values)
+    if len(values) == 1:
+        o_s.index(w).store(values[0])
+    else:
+        for i in gl.static_range(len(values)):
+            o_s.index(w).slice(i * PANEL, values[i].shape[1], 1).store(values[i])
     fence_async_shared()
     for c in gl.static_range((min(COLS, COLUMNS - col) + PANEL - 1) // PANEL):
         store_box(desc, [page, row, head, col + c * PANEL], o_box.index(w * (COLS // PANEL) + c))
@@ -394,26 +467,27 @@ def store_unit(W: gl.constexpr, o, lse, unit, do, o_s, o_box, results, C: gl.con
     _, part_ptr, part_lse_ptr = work
     ROWS: gl.constexpr = C.NC * C.BM
     LSE: gl.constexpr = lse.type.layout
-    OUT: gl.constexpr = o.type.layout
     nth = gl.arange(0, C.BM, layout=LSE)
     end = num_q * C.PACK - row
     if part < 0:
         lse_at = lse_ptr + (q_first + (row + nth) // C.PACK) * lse_token + head + (row + nth) % C.PACK
         gl.store(lse_at, lse, mask=nth < end)
         if end < C.BM:
-            r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, OUT))
-            d = gl.arange(0, C.DV, layout=gl.SliceLayout(0, OUT))
-            at = (q_first + (row + r) // C.PACK).to(gl.int64) * o_strides.token
-            at += (head + (row + r) % C.PACK) * o_strides.head
-            is_there = (r < end)[:, None] & (d < C.COLUMNS)[None, :]
-            gl.store(o_ptr + at[:, None] + d[None, :], o.to(o_s.dtype), mask=is_there)
+            for i in gl.static_range(len(o)):
+                r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, o[i].type.layout))
+                d = gl.arange(0, o[i].shape[1], layout=gl.SliceLayout(0, o[i].type.layout)) + i * PANEL
+                at = (q_first + (row + r) // C.PACK).to(gl.int64) * o_strides.token
+                at += (head + (row + r) % C.PACK) * o_strides.head
+                is_there = (r < end)[:, None] & (d < C.COLUMNS)[None, :]
+                gl.store(o_ptr + at[:, None] + d[None, :], o[i].to(o_s.dtype), mask=is_there)
         else:
             token = q_first + row // C.PACK
-            store_columns(W, o.to(o_s.dtype), batch * 0, token, head, 0, do, o_s, o_box, C.DV, C.COLUMNS)
+            store_columns(W, rounded(o, o_s.dtype), batch * 0, token, head, 0, do, o_s, o_box, C.DV, C.COLUMNS)
     else:
         place = (part >> 1).to(gl.int64) * ROWS + W * C.BM
         gl.store(part_lse_ptr + place + nth, lse, mask=nth < end)
-        r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, OUT))
-        d = gl.arange(0, C.DV, layout=gl.SliceLayout(0, OUT))
-        is_there = (r < end)[:, None] & (d < C.COLUMNS)[None, :]
-        gl.store(part_ptr + (place + r)[:, None] * C.COLUMNS + d[None, :], o, mask=is_there)
+        for i in gl.static_range(len(o)):
+            r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, o[i].type.layout))
+            d = gl.arange(0, o[i].shape[1], layout=gl.SliceLayout(0, o[i].type.layout)) + i * PANEL
+            is_there = (r < end)[:, None] & (d < C.COLUMNS)[None, :]
+            gl.store(part_ptr + (place + r)[:, None] * C.COLUMNS + d[None, :], o[i], mask=is_there)

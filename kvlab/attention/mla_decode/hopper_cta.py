@@ -125,10 +125,6 @@ class HopperMLACTA(PartitionedCTA):
         self.hazards.fence_async(me)
         self.p_full.arrive(me)
 
-    def sync(self, bar: AsyncBarrier, phase: int) -> Wait:
-        """Object to wait for at a barrier of the hardware, which counts its phases itself."""
-        return bar, phase
-
     def put(self, me: Warps, which: int, values: Array) -> None:
         """The factor ``which`` of each row, for the other warpgroup."""
         self.hazards.write(self._of_rows(which, me), "rows write", which)

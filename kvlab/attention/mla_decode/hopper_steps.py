@@ -14,6 +14,7 @@ from kvlab.attention.hopper.kernel import (
     key_count,
     load_box,
     meet,
+    named_barrier,
     operand,
     split_bounds,
     store_box,
@@ -29,19 +30,6 @@ S_DONE = gl.constexpr(9)  # that at which it waits for the end of the next Q K^T
 GATHER = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # 16 bytes a thread of its four rows
 P_FULL = gl.constexpr(8)  # the barrier at which the follower waits for the leader's P; Triton's are the first ones
 ROWS_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
-
-
-@gluon.jit
-def named_barrier(verb: gl.constexpr, number: gl.constexpr, threads: gl.constexpr):
-    """The hardware's barrier ``number`` of so many threads: "arrive", or "sync" and wait. What a thread has stored
-    before it arrives, those that wait may read. Whoever arrives again has heard that they have read it.
-    """
-    WARPS: gl.constexpr = gl.num_warps()
-    thread = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
-    gl.inline_asm_elementwise(
-        f"bar.{verb} {number}, {threads}; mov.b32 $0, $1;", "=r,r,~{memory}", [thread], dtype=gl.int32, is_pure=False,
-        pack=1,
-    )
 
 
 @gluon.jit

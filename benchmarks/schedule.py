@@ -6,7 +6,7 @@
 
 A program takes its units one after the other. A unit takes ``item`` us before its first keys are there, then goes
 through its key blocks at the rate that is left: ``1 / block`` blocks a us at most, and all programs together read
-``bandwidth`` bytes a us. A call takes ``fixed`` us beside that: the launch, the first work, merging. The four numbers
+``bandwidth`` bytes a us. Q and O of a tile pass at a program's share of that, before its first keys. A call takes ``fixed`` us beside that: the launch, the first work, merging. The four numbers
 of a kernel are fitted to the logarithms of recorded times. A task's prediction rests on the other records of its
 kernel (each is left out in turn); where a kernel has too few for that, the task is marked as fitted.
 """
@@ -25,17 +25,19 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention import Schedule, plan
+from kvlab.attention.attend_paged.config import AttendProblem, choose_walks, schedule_problem
+from kvlab.attention.attend_paged.hopper_config import on_hopper
+from kvlab.attention.attend_paged.step import schedule_of
+from kvlab.attention.features.intervals import UNLIMITED
+from kvlab.attention.mha_decode.config import DecodeProblem
+from kvlab.attention.mha_decode.hopper_config import choose_hopper
 
 Array = np.ndarray[Any, Any]
 RESULTS = Path(__file__).parent / "results"
-TRAFFIC = "traffic_h100.json"
-READ = 3.14e6
-"""Bytes a us that a plain reading kernel reached in the runs of the records."""
+TRAFFIC, PEERS = "traffic_h100.json", "attention_peers_h200.json"
 PROCESSORS = 132
 KEYS = 16
 """Keys of a key block."""
-FEW_ROWS = 32
-"""Rows of a small tile."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ class Work:
     """Parts of the tile that was cut most."""
     heads: float = 1.0
     """KV heads of a program, which has so many times the bytes in a key block."""
+    unit_bytes: float = 0.0
+    """Of Q and O, which pass before and behind the products of a unit, at a place's share of the bandwidth."""
 
 
 def of_schedule(made: Schedule, key_bytes: int) -> Work:
@@ -186,26 +190,26 @@ def of_splits(task: Task, groups: int, splits: int, places: int, *, longest_firs
     return Work(units, places, KEYS * task.key_bytes * heads, splits if splits > 1 else 0, heads)
 
 
-def of_tiles(task: Task, rows: int = 128, *, packed: bool = False) -> Work:
-    """The work of whole tiles of ``rows`` rows, the longest first, one program on an SM. ``packed``: the query heads of
-    a KV head are rows of one tile; else tiles begin at multiples of ``rows`` positions of a sequence, so that a chunk
-    of ``rows`` tokens mostly has two, and heads that read the same keys find them in L2.
+def of_tiles(task: Task, rows: int = 128, block: int = 128) -> Work:
+    """The work of whole tiles of ``rows`` rows against blocks of ``block`` keys, the longest first, one program on an
+    SM. Causal ones begin at multiples of ``rows`` positions of a sequence; heads that read the same keys find them in
+    L2.
     """
-    group = task.group if packed else 1
     found, read = [], 0.0
     for n, new in zip(task.lens, task.new, strict=True):
-        before = 0 if packed else (n - new) % rows
-        last = np.minimum(np.arange(rows, before + new * group + rows, rows), before + new * group) - 1 - before
-        keys = n - new + last // group + 1 if task.causal else np.full(len(last), n)
-        found += np.repeat(-(-keys // KEYS), task.q_heads // group).tolist()
+        before = (n - new) % rows if task.causal else 0
+        last = np.minimum(np.arange(rows, before + new + rows, rows), before + new) - 1 - before
+        keys = n - new + last + 1 if task.causal else np.full(len(last), n)
+        found += np.repeat(-(-keys // block), task.q_heads).tolist()
         read += int(keys.max(initial=0)) * task.kv_heads * task.key_bytes
     units = [[blocks] for blocks in sorted(found, reverse=True)]
-    return Work(units, PROCESSORS, read / sum(found))
+    return Work(units, PROCESSORS, read / sum(found), unit_bytes=4.0 * rows * task.head_dim)
 
 
 def simulate(work: Work, costs: Costs) -> float:
     """us that the programs take, the first unit to the last."""
     now = done = 0.0
+    passing = work.unit_bytes * work.places / costs.bandwidth
     waiting = list(range(len(work.units)))[::-1]
     timed: list[tuple[float, int, int]] = []
     reading: list[tuple[float, int, int]] = []
@@ -215,7 +219,7 @@ def simulate(work: Work, costs: Costs) -> float:
         if unit == len(work.units[entry]):
             free += 1
         else:
-            heapq.heappush(timed, (now + costs.item, entry, unit))
+            heapq.heappush(timed, (now + costs.item + passing, entry, unit))
 
     free = work.places
     while waiting or timed or reading:
@@ -294,29 +298,29 @@ class Kernel:
 
 
 def kernels(traffic: dict[str, dict[str, float]], peers: dict[str, Any]) -> list[Kernel]:
-    """The kernels of which times are recorded."""
-    equal = {name: 1e3 * task["implementations"]["kvlab"]["ms"] for name, task in peers.items()
-             if task["implementations"].get("kvlab", {}).get("ms")}
-    ours = equal | traffic["kvlab"]
+    """The kernels of which times are recorded: the prototype of the walk on an H100, the others on an H200."""
+    ours = {name: 1e3 * task["implementations"]["kvlab"]["ms"] for name, task in peers.items()
+            if task["implementations"].get("kvlab", {}).get("ms")}
 
-    def of(*prefixes: str, but: tuple[str, ...] = ()) -> dict[str, float]:
-        return {n: us for n, us in ours.items() if n.startswith(prefixes) and not any(word in n for word in but)}
+    def of(*names: str, but: tuple[str, ...] = ()) -> dict[str, float]:
+        return {n: us for n, us in ours.items() if n.startswith(names) and not any(word in n for word in but)}
 
-    bf16 = of("decode_b", "traffic_decode_b", but=("p128",))
-    tiles = Costs(6.0, 2.0, 0.2)
+    uneven = *(f"traffic_decode_{name}" for name in ("b128", "b64", "b32", "fp8")), "traffic_draft", "traffic_mixed"
+    equal = "decode_b", "traffic_decode_b16", "traffic_decode_b4"
+    lists = "traffic_chunk", "traffic_short", "traffic_prefix"
+    dense = "prefill_d128", "prefill_gqa", "traffic_prefill_d128"
+    tiles, H200 = Costs(6.0, 0.5, 1.6, 4.5e6), 4.5e6
     found = [
         Kernel("balanced walk, prototype", walk, traffic["prototype"]),
-        Kernel("decode, Hopper", ring, bf16, Costs(4.0, 1.5, 0.12)),
-        Kernel("decode, Hopper, fp8", ring, of("decode_fp8", "traffic_decode_fp8"), Costs(6.0, 1.6, 0.12), (2,)),
-        Kernel("MLA decode, 16 heads", rows_of_latents, of("mla_b128_h16", "traffic_mla"), Costs(6.0, 1.6, 0.2), (2,)),
-        Kernel("prefill, drafts in padded tiles", drafts, of("traffic_draft"), Costs(5.0, 2.0, 0.6), (2,)),
-        Kernel("prefill D 128, Hopper, paged", of_tiles,
-               of("varlen", "traffic_mixed", "traffic_chunk", "traffic_short", "traffic_prefix"), tiles, (1, 2)),
-        Kernel("prefill D 128, Hopper", of_tiles, of("prefill_d128", "prefill_gqa", "traffic_prefill_d128"), tiles,
-               (1, 2)),
+        Kernel("decode, ring over a list", ring_over_list, of(*uneven), Costs(13.0, 1.5, 0.27, H200), (0, 2)),
+        Kernel("decode, ring", ring, of(*equal, but=("p128",)), Costs(6.0, 1.5, 0.12, H200), (3,)),
+        Kernel("decode, ring, fp8", ring, of("decode_fp8"), Costs(6.0, 1.5, 0.12, H200), (2,)),
+        Kernel("MLA decode, ring over a list", latents, of("traffic_mla"), Costs(13.0, 1.5, 0.3, H200), (2,)),
+        Kernel("prefill D 128, tiles over a list", tiles_over_list, of(*lists), replace(tiles, fixed=13.0), (2,)),
+        Kernel("prefill D 128, paged", of_tiles, of("varlen"), tiles, (2,)),
+        Kernel("prefill D 128", of_tiles, of(*dense), tiles, (1, 2)),
     ]
-    for words, names in (("D 64", "d64"), ("D 256", "d256"), ("D 80 and 96, portable", ("d80", "d96"))):
-        names = (names,) if isinstance(names, str) else names
+    for words, names in (("D 64", ("d64",)), ("D 256", ("d256",)), ("D 80 and 96", ("d80", "d96"))):
         records = of(*(f"{kind}_{name}" for kind in ("prefill", "traffic_prefill") for name in names))
         found.append(Kernel(f"prefill {words}", by_depth, records, tiles, (2,)))
     return found
@@ -328,11 +332,44 @@ def walk(task: Task) -> Work:
     return of_schedule(made, task.key_bytes)
 
 
+def listed(task: Task) -> Schedule:
+    """The lists of a call on Hopper, as a plan on a GPU has them."""
+    new = np.array(task.new)
+    most, page = int(new.max()), 16 if task.name.endswith("p16") else 64
+    ragged = most > 4 or len(set(task.new)) > 1
+    problem = AttendProblem(
+        len(new), int(new.sum()) if ragged else most, task.q_heads, task.kv_heads, task.head_dim, task.head_dim,
+        itemsize=task.key_bytes // (2 * task.head_dim), page_size=page, max_keys=-(-max(task.lens) // page) * page,
+        ragged=ragged,
+    )
+    walks = on_hopper(choose_walks(problem, most, tiles=True, beside=True), problem, most, PROCESSORS, tiles=True)
+    starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32) if ragged else None
+    sizes = schedule_problem(problem, UNLIMITED, 0)
+    return schedule_of([one.schedule for one in walks.walks], sizes, np.array(task.lens, np.int32), starts)
+
+
+def ring_over_list(task: Task) -> Work:
+    """The first list of a call; tiles of a mixed batch, which run beside it on other processors, end before."""
+    return of_schedule(listed(task), task.key_bytes)
+
+
+def tiles_over_list(task: Task) -> Work:
+    """The last list of a call."""
+    made = listed(task)
+    while made.rest is not None:
+        made = made.rest
+    lanes = made.config.lanes(task.kv_heads)
+    return replace(of_schedule(made, task.key_bytes), unit_bytes=4.0 * made.config.BM * task.head_dim * lanes)
+
+
+def latents(task: Task) -> Work:
+    """MLA decode over a list: a program an SM."""
+    made = plan(task.lens, q_heads=task.q_heads, kv_heads=1, head_dim=task.head_dim, programs=PROCESSORS)
+    return of_schedule(made, task.key_bytes)
+
+
 def ring(task: Task) -> Work:
     """Hopper's decode kernel without a schedule: splits from the table's columns."""
-    from kvlab.attention.mha_decode.config import DecodeProblem
-    from kvlab.attention.mha_decode.hopper_config import choose_hopper
-
     size, page = task.key_bytes // 256, 16 if task.name.endswith("p16") else 64
     columns = -(-max(task.lens) // page) * page
     problem = DecodeProblem(len(task.lens), 1, task.q_heads, task.kv_heads, 128, 128, size, page, columns)
@@ -342,38 +379,12 @@ def ring(task: Task) -> Work:
     return of_splits(task, groups, config.num_splits, places, longest_first=config.constants.LONGEST_FIRST > 0)
 
 
-def rows_of_latents(task: Task) -> Work:
-    """MLA decode without a schedule: a program for each sequence."""
-    return of_splits(task, 1, 1, PROCESSORS, longest_first=False)
-
-
-def drafts(task: Task) -> Work:
-    """Few new tokens in whole tiles of prefill."""
-    return of_tiles(task, packed=True)
-
-
 def by_depth(task: Task) -> Work:
     """Tiles whose key blocks count by their columns."""
     return replace(of_tiles(task), heads=task.head_dim / 128)
 
 
-def planned(task: Task, costs: Costs, tile: Costs) -> tuple[float, float]:
-    """(us, busiest over mean) of the task as ``attend_paged`` has it: a walk of small tiles by ``costs``, then, of
-    sequences with more rows, one of large tiles by ``tile``; a further walk costs its launch.
-    """
-    us, total, most = 0.0, 0.0, 0.0
-    step: Schedule | None = schedule_of(task)
-    while step is not None:
-        large = step.config.BM > FEW_ROWS
-        heads = (step.config.BM / 128 if large else task.key_bytes / 512) * step.config.block / KEYS
-        unit = replace(tile if large else costs, **({"fixed": 3.0} if us else {}))
-        us += predict(replace(of_schedule(step, task.key_bytes), heads=heads), unit)
-        total, most = total + float(step.costs.mean()), most + float(step.costs.max())
-        step = step.rest
-    return us, most / total
-
-
-def schedule_of(task: Task, **changed: Any) -> Schedule:
+def planned(task: Task, **changed: Any) -> Schedule:
     """The schedule of a task."""
     new = list(task.new) if len(set(task.new)) > 1 else task.new[0]
     heads = {"q_heads": task.q_heads, "kv_heads": task.kv_heads}
@@ -382,18 +393,18 @@ def schedule_of(task: Task, **changed: Any) -> Schedule:
 
 
 def load() -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-    """The recorded times: us of traffic tasks, and the side-by-side record."""
-    traffic, peers = (json.loads((RESULTS / name).read_text()) for name in (TRAFFIC, "attention_peers_h100.json"))
+    """The recorded times: us of the prototype, and the side-by-side record."""
+    traffic, peers = (json.loads((RESULTS / name).read_text()) for name in (TRAFFIC, PEERS))
     return traffic, peers
 
 
 def report() -> str:
-    """Recorded and predicted times of every kernel, then what schedules would give."""
+    """Recorded and predicted times of every kernel."""
     traffic, peers = load()
     tasks = traffic_tasks() | equal_tasks()
-    lines, costs = [], {}
+    lines = []
     for kernel in kernels(traffic, peers["tasks"]):
-        costs[kernel.name] = found = kernel.costs(tasks)
+        found = kernel.costs(tasks)
         lines += ["", f"{kernel.name}: {found.fixed:.1f} us a call, {found.item:.2f} a unit, {found.block:.3f} a key "
                   f"block, {found.bandwidth / 1e6:.2f} TB/s",
                   f"{'task':44}{'recorded':>9}{'predicted':>11}{'error':>8}"]
@@ -401,15 +412,6 @@ def report() -> str:
             recorded = kernel.recorded[name]
             mark = " fitted" if fitted else ""
             lines.append(f"{name:44}{recorded:9.1f}{us:11.1f}{us / recorded - 1:8.1%}{mark}")
-    lines += ["", "By a schedule, us (not run yet):",
-              f"{'task':44}{'predicted':>10}{'kvlab':>9}{'best peer':>11}{'times peer':>12}{'of read':>9}"
-              f"{'busiest':>9}"]
-    unit, tile = costs["balanced walk, prototype"], costs["prefill D 80 and 96, portable"]
-    for name, task in traffic_tasks().items():
-        us, busiest = planned(task, unit, tile)
-        peer, ours = traffic["best_peer"][name], traffic["kvlab"][name]
-        shares = f"{peer / us:12.2f}{task.bytes / READ / us:9.2f}{busiest:9.3f}"
-        lines.append(f"{name:44}{us:10.1f}{ours:9.1f}{peer:11.1f}{shares}")
     return "\n".join(lines[1:])
 
 
@@ -430,7 +432,7 @@ def sizes() -> str:
         row = []
         for name in names:
             task = tasks[name]
-            made = schedule_of(task, **change)
+            made = planned(task, **change)
             work = of_schedule(made, task.key_bytes)
             row.append(predict(replace(work, heads=made.config.block / KEYS), unit))
         words = " ".join(f"{name} {value}" for name, value in change.items()) or "as chosen"

@@ -60,12 +60,29 @@ def test_the_walk_is_predicted_within_a_tenth() -> None:
         assert us == pytest.approx(prototype.recorded[name], rel=0.1), name
 
 
-def test_every_traffic_task_has_a_prediction() -> None:
+FITTED = {"traffic_mla_b128_h16_lognormal_p64", "traffic_decode_fp8_b128_lognormal_p16", "traffic_draft8_p64"}
+FITTED |= {f"traffic_prefill_{name}" for name in (
+    "d96_s4k_causal", "d80_s2k_full", "d64_gqa8_s16k_causal", "d256_gqa2_s4k_causal")}
+"""Traffic tasks whose own record is among those that their prediction rests on: their kernels have one or two."""
+
+
+def test_every_traffic_task_is_predicted_within_a_tenth() -> None:
+    """Rests on the committed record of an H200; all but FITTED from the records of other tasks."""
     tasks = traffic_tasks() | equal_tasks()
     traffic, peers = load()
-    predicted = {name for kernel in kernels(traffic, peers["tasks"]) for name in kernel.recorded if name in tasks}
-    assert set(traffic["kvlab"]) <= predicted
-    assert set(traffic["kvlab"]) == set(traffic["best_peer"])
+    recorded, found = {}, {}
+    for kernel in kernels(traffic, peers["tasks"])[1:]:
+        found |= {name: us for name, us in kernel.predictions(tasks).items() if name.startswith("traffic")}
+        recorded |= kernel.recorded
+    assert set(found) == {name for name in peers["tasks"] if name.startswith("traffic")}
+    assert {name for name, (_, fitted) in found.items() if fitted} == FITTED
+    assert {name: us for name, (us, _) in found.items() if abs(us / recorded[name] - 1) > 0.1} == {}
+
+
+def test_q_and_o_pass_at_a_place_s_share() -> None:
+    """By hand: two places, 4 us for the 2e6 bytes of each unit beside the other's."""
+    work = Work([[10], [4]], 2, 1.0, unit_bytes=2e6)
+    assert simulate(work, COSTS) == pytest.approx(2 + 4 + 5)
 
 
 def test_the_work_of_a_schedule_is_all_of_it() -> None:

@@ -69,8 +69,8 @@ class HopperPrefillConstants(NamedTuple):
     REGISTERS of a thread of a consumer, of the PRODUCER and of the TRANSPOSER. PACK query heads of a KV head share a
     tile, token by token. TOGETHER: 0, or tiles are those of a work list (:mod:`kvlab.attention.schedule`), so many of a
     sequence side by side, key blocks those of its units, whose beginning takes OVERHEAD. WORDS tell of a tile.
-    LAZY: a row's top stays until its maximum is 2^8 times as much. REST: P V is two products, of 64 columns of V and of so
-    many more, and the two consumers issue theirs in turn; 0: one, of DV columns.
+    LAZY: a row's top stays until its maximum is 2^8 times as much. REST: P V is two products, of 64 columns of V and of
+    so many more, and the two consumers issue theirs in turn; 0: one, of DV columns.
     """
 
     D: int
@@ -191,7 +191,7 @@ def shared_columns(problem: PrefillProblem) -> tuple[int, int, int]:
 
 
 def rest_of(problem: PrefillProblem) -> int:
-    """Columns of the second of two products with V, 0 where it is one: 16 besides 64 take less time than 128, 32 do not.
+    """Columns of the second of two products with V, 0 where it is one: 16 besides 64 take less time than 128, 32 more.
 
     >>> [rest_of(PrefillProblem(1, 9, 1, 1, D, D, itemsize=2, kv_itemsize=2)) for D in (64, 80, 96)]
     [0, 16, 0]

@@ -355,7 +355,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             else:
                 o_page = batch * 0 if C.RAGGED_Q else batch
                 if C.ROUNDS == 1:
-                    store_columns(W, rounded(o, o_s.dtype), o_page, q_first + row, head, 0, do, o_s, o_box, DV, C.COLUMNS)
+                    values = rounded(o, o_s.dtype)
+                    store_columns(W, values, o_page, q_first + row, head, 0, do, o_s, o_box, DV, C.COLUMNS)
                 else:
                     left_half, right_half = o[0].to(o_s.dtype).reshape([BM, 2, DV // 2]).permute((0, 2, 1)).split()
                     store_columns(W, (left_half,), o_page, q_first + row, head, 0, do, o_s, o_box, DV // 2, C.COLUMNS)

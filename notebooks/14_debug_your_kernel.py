@@ -111,8 +111,7 @@ lockstep_kernel(cured_softmax, softmax_twin, args, 4)
 
 # %%
 scales = np.arange(1, 17, dtype=np.float32).reshape(4, 4)
-lockstep_kernel(scaled_rows, scaled_twin, {"x_ptr": x, "scale_ptr": scales, "out_ptr": np.zeros_like(x), "columns": 50,
-                                           "GROUP": 16, "BLOCK": 64}, 4)
+lockstep_kernel(scaled_rows, scaled_twin, args | {"scale_ptr": scales, "GROUP": 16}, 4)
 
 # %% [markdown]
 # **Question 4.** Write the place of a column's scale, counted from `scale_ptr`, as it should be. It is tried with four rows of 48, of

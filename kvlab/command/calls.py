@@ -24,6 +24,7 @@ from kvlab.command.answers import Answer, check_output
 from kvlab.common.checks import require
 from kvlab.memory import as_dtype
 from kvlab.replay import load, load_flashinfer, lockstep_case, replay
+from kvlab.triton_support.child import search_path
 from kvlab.viz import save
 
 _ARRAY = re.compile(r"(\d+(?:x\d+)*):([A-Za-z]\w*)(?:=(\S+))?")
@@ -177,6 +178,7 @@ def function_in(address: str) -> tuple[str, str]:
         raise ValueError(f"{address!r}: there is no file {place}")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
+        sys.path[:] = search_path()
     found = importlib.util.find_spec(path.stem)
     if found is None or found.origin is None or Path(found.origin).resolve() != path:
         raise ValueError(f"{address!r}: another module is called {path.stem}, must have a name of its own")

@@ -33,5 +33,5 @@ def is_traced(array: Any) -> bool:
         return True
     if not isinstance(array, torch.Tensor):
         return False
-    plain = type(array).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    plain = array.is_nested or type(array).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     return not plain or torch._C._len_torch_dispatch_stack() > 0

@@ -52,8 +52,8 @@ def run(path: str, /, *args: Any, **kwargs: Any) -> Any:
     Arguments and results are whatever pickle takes. NumPy arrays (ml-dtypes included) and torch CPU tensors, anywhere
     in them, keep dtype, strides and overlaps. What the function writes into argument arrays is in the caller's arrays
     when it returns (not when it raises). An argument array that comes back as a result is the caller's object. The
-    function is imported with this process's ``sys.path``; a module once imported in the child stays as it is until
-    :func:`close`.
+    function is imported with this process's ``sys.path`` (see :func:`search_path`); a module once imported in the child
+    stays as it is until :func:`close`.
 
     An exception has its type and message, with the child's traceback as its cause. A call that kills the child raises
     :class:`ChildDied`; the next one starts another child. Where Triton is interpreted in this process already, the
@@ -69,6 +69,13 @@ def close() -> None:
     """End the child, if there is one; the next :func:`run` starts another, with modules as they are on disk then."""
     with _CHILD.lock:
         _CHILD.stop()
+
+
+def search_path() -> list[str]:
+    """``sys.path`` with absolute entries, the standard library's first: no file of a user hides a module of it."""
+    library = os.path.dirname(os.__file__)
+    first = library, os.path.join(library, "lib-dynload")
+    return sorted(map(os.path.abspath, sys.path), key=lambda entry: entry not in first)
 
 
 def _resolve(path: str) -> Any:
@@ -131,8 +138,7 @@ class _Child:
     def exchange(self, path: str, packet: Packet) -> tuple[str, Any, int | None]:
         process, pipe = self.ready()
         try:
-            search = [os.path.abspath(entry) for entry in sys.path]
-            pipe.send("call", (path, search, packet.header()), packet.file, process.pid)
+            pipe.send("call", (path, search_path(), packet.header()), packet.file, process.pid)
             while True:
                 kind, body, file = pipe.receive()
                 if kind in ("result", "error"):
@@ -154,7 +160,7 @@ class _Child:
         ours, theirs = socket.socketpair()
         with theirs:
             boot = (
-                f"import sys; sys.path[:] = {[os.path.abspath(entry) for entry in sys.path]!r}; "
+                f"import sys; sys.path[:] = {search_path()!r}; "
                 f"from kvlab.triton_support.child import serve; serve({theirs.fileno()})"
             )
             self.process = subprocess.Popen(

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from kvlab.viz.pen.svg import Canvas
+
 pytestmark = pytest.mark.browser
 
 GOOD = '<text x="9" y="30">one</text><text x="60" y="30">two</text>'
@@ -90,3 +92,14 @@ def test_errors_and_pages_that_scroll_are_seen(page: Callable[..., Any], tmp_pat
     tab.open("<script>undefined.x</script><img src=data:image/png;base64,><p style=width:400px>wide", tmp_path)
     assert tab.errors
     assert tab.scrolls_sideways()
+
+
+@pytest.mark.parametrize("word", ["mmWWMM" * 8, "Sw<3,3,3>o(8,8):(8,1)" * 3, "0123456789" * 5])
+def test_a_long_word_of_a_title_or_caption_is_whole(word: str, page: Callable[..., Any], tmp_path: Path) -> None:
+    """Rests on the browser's measure of the text."""
+    canvas = Canvas()
+    for name, title, caption in (("title", word, "c"), ("caption", "t", word)):
+        picture = canvas.picture(title, caption)
+        tab = page(width=1500)
+        tab.open(f'<!doctype html><body><div class="output">{picture.svg}</div>', tmp_path)
+        assert tab.faults(tab.tab.query_selector(".output")) == [], name

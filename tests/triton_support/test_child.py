@@ -325,6 +325,19 @@ def test_the_child_ends_with_its_parent():
     assert gone(int(process.communicate(timeout=PATIENCE)[0]))
 
 
+def test_a_users_file_hides_no_module_of_python(tmp_path):
+    for name in ("json", "enum", "select"):
+        (tmp_path / f"{name}.py").write_text("raise OSError(__file__)")
+    (tmp_path / "mine.py").write_text("from json import dumps")
+    program = f"""
+        import sys
+        from kvlab.triton_support.child import run
+        sys.path.insert(0, {str(tmp_path)!r})
+        print(run("mine:dumps", 3))
+    """
+    assert script(program).communicate(timeout=PATIENCE)[0].split() == ["3"]
+
+
 def test_an_interpreted_process_needs_no_child():
     program = """
         import os

@@ -382,12 +382,15 @@ def test_a_kernel_launched_again_gets_what_a_first_launch_gives(
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.parametrize("name", ["q", "k_cache", "seq_lens", "sinks", "out"])
-def test_a_nested_tensor_has_no_shape_and_is_named(name: str) -> None:
-    """Rests on torch, whose nested tensors raise RuntimeError where their shape is asked."""
+def test_a_nested_tensor_has_no_shape_and_is_named(name: str, layout: torch.layout) -> None:
+    """Rests on torch, whose nested tensors raise RuntimeError where their shape is asked, or, jagged, are a class with
+    a dispatch of its own, which knows no operator of kvlab.
+    """
     cache, table = torch.zeros(4, 16, 2, 64), torch.arange(4).reshape(2, 2)
     given: dict[str, Any] = {"q": torch.zeros(2, 8, 64), "k_cache": cache, "v_cache": cache, "block_table": table,
                              "seq_lens": torch.tensor([20, 3])}  # fmt: skip
-    given[name] = torch.nested.nested_tensor([torch.ones(2, 4)])
+    given[name] = torch.nested.nested_tensor([torch.ones(2, 4)], layout=layout)
     with pytest.raises(ValueError, match=f"{name} is a nested tensor: must be a dense one"):
         attention.mha_decode_paged(**given, backend="emulator")

@@ -290,7 +290,7 @@ def flash_attn_with_kvcache(
     if qv is not None:
         _check_axes("qv", qv, cu_seqlens_q, "cu_seqlens_q")
         lacks(NO_UNITS, 0, 1, num_splits=num_splits)
-    if cu_seqlens_q is None and q.shape[1] <= DECODED:
+    if cu_seqlens_q is None and 0 < q.shape[1] <= DECODED:
         operation: Any = mha_decode_paged
         arguments: tuple[Any, ...] = (q, k_cache, v_cache, table, lens)
         options |= {"num_splits": count("num_splits", num_splits) or None} if qv is None else {"qv": qv}
@@ -310,13 +310,15 @@ def flash_attn_with_kvcache(
         kv_store_paged(k if ragged else k.flatten(0, 1), v if ragged else v.flatten(0, 1), k_cache, v_cache, **store)
     out, lse = operation(*arguments, **options)
     if cu_seqlens_q is None:
-        out, lse = out.reshape(*q.shape[:-1], -1), lse.reshape(q.shape[:-1])
+        out, lse = out.reshape(*q.shape[:-1], out.shape[-1]), lse.reshape(q.shape[:-1])
     return (out, _heads_first(lse)) if return_softmax_lse else out
 
 
 def _rotated(q: Tensor, **store: Any) -> Tensor:
     """Queries turned as keys are, by a store into pages of one token."""
     turned, rows = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.flatten(0, -3)
+    if not q.numel():
+        return turned
     pages = turned.view(-1, 1, *q.shape[-2:])
     store["slot_mapping"] = torch.arange(pages.shape[0], device=q.device)
     kv_store_paged(rows, None, pages, None, **store)

@@ -363,3 +363,16 @@ def test_nothing_is_written_by_a_call_that_is_refused() -> None:
 def test_inputs_that_require_grad_are_taken_without_grad_mode() -> None:
     with torch.no_grad():
         assert call(flash_attn_func, {"q": Q.clone().requires_grad_()}).shape == Q.shape
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0), (0, 7)])
+def test_a_call_without_queries_gives_none(shape: tuple[int, int]) -> None:
+    """Rests on a law: without sequences, or without new tokens, there is nothing to store, to turn or to attend to."""
+    q, new, cache = (torch.ones(*of, 64) for of in ((*shape, 4), (*shape, 2), (3, 8, 2)))
+    angles, seen = torch.ones(9, 8), torch.zeros(3, 8, 2, 64)
+    for more in ((), (new, new), (new, new, angles, angles)):
+        out, lse = flash_attn_with_kvcache(
+            q, seen, cache, *more, cache_seqlens=1, causal=True, return_softmax_lse=True, backend="emulator"
+        )
+        assert (out.shape, lse.shape) == (q.shape, (shape[0], 4, shape[1]))
+    assert not seen.any()

@@ -15,7 +15,8 @@ from .intervals import FAR, host
 Array = np.ndarray[Any, Any]
 DOCUMENTATION = (
     "None, or integers of q's shape without heads, ``[B, S]`` or ``[total]``: the position of each query token, which "
-    "may lie outside its sequence; causal masks, windows, chunks and ALiBi go by it. None: the last of the sequence"
+    "may lie outside its sequence; causal masks, windows, chunks and ALiBi go by it. Keys "
+    "that none of a sequence's tokens sees may be read then. None: the last of the sequence"
 )
 
 

@@ -144,7 +144,7 @@ def split(x: Array) -> tuple[Array, Array]:
 
 def join(even: Array, odd: Array) -> Array:
     """The columns that :func:`split` took apart."""
-    return np.stack([even, odd], -1).reshape(*even.shape[:-1], -1)
+    return np.stack([even, odd], -1).reshape(*even.shape[:-1], 2 * even.shape[-1])
 
 
 def rotate_kernel(x, x_ptr, row, dim, inside, position, new, cos_ptr, sin_ptr, angles, strides, config):

@@ -224,7 +224,8 @@ def _mla_parts(k: Any, v: Any, cache: Any, scales: Any) -> tuple[Any, Any, Any, 
     T = k.shape[:-2]
     latent, k_rope = (x.reshape(-1, x.shape[-1]) for x in (k, v))
     latent, k_rope, k_window, v_window, scale = mla_windows(latent, k_rope, cache, None)
-    return latent.reshape(*T, 1, -1), k_rope.reshape(*T, 1, -1), k_window, v_window, scale
+    latent, k_rope = (x.reshape(*T, 1, x.shape[-1]) for x in (latent, k_rope))
+    return latent, k_rope, k_window, v_window, scale
 
 
 def _quant(scale: Any, cache: Any) -> str:

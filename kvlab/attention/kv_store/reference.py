@@ -94,7 +94,7 @@ def _in_four_bits(x: Array, side: StoreSide) -> tuple[Array, Array]:
     limited = np.clip(np.nan_to_num(x, posinf=np.inf, neginf=-np.inf), -top[..., None], top[..., None])
     codes = STORED["e2m1" if small else "s4"].codes(limited / np.where(step != 0, step, np.inf))
     scales[np.isnan(x).any(axis=-1)] = np.nan
-    return joined(codes.reshape(-1)).reshape(*x.shape[:-2], -1), scales
+    return joined(codes.reshape(-1)).reshape(*x.shape[:-2], side.D // 2), scales
 
 
 def _over_minima(x: Array, side: StoreSide, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
@@ -113,7 +113,7 @@ def _over_minima(x: Array, side: StoreSide, dtype: np.dtype[Any]) -> tuple[Array
     scale = step.astype(dtype)
     lost = np.isnan(x).any(axis=-1)
     scale[lost], least[lost] = np.nan, np.nan
-    return joined(codes.reshape(-1)).reshape(*x.shape[:-1], -1), scale, least
+    return joined(codes.reshape(-1)).reshape(*x.shape[:-1], side.D // 2), scale, least
 
 
 def _quantised(x: Array, side: StoreSide, dtype: np.dtype[Any]) -> tuple[Array, Array]:

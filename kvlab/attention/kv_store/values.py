@@ -62,8 +62,8 @@ def check_values(x: StoreInputs) -> None:
         raise ValueError(f"tokens {one} and {two} have the same slot {slot[order[twice[0]]]}: each needs its own")
     for name, cache in (("k", x.k_cache), ("v", x.v_cache))[: 2 - x.no_v]:
         if is_four_bits(cache):
-            rows = host(getattr(x, name)).reshape(B * S, -1)[token]
-            lost = token[np.isnan(rows).any(axis=-1)]
+            rows = host(getattr(x, name))
+            lost = token[np.isnan(rows.reshape(B * S, *rows.shape[2:])[token]).any(axis=(1, 2))]
             if lost.size:
                 label = getattr(x.names, name)
                 raise ValueError(f"{label} of token {lost[0]} has a NaN: must be numbers, since 4 bits hold no NaN")

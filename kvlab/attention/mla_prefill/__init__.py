@@ -54,7 +54,8 @@ def mla_prefill_paged(
                  float8_e4m3fn beside a q of 8 or 16 bits (columns in multiples of 16 then; multiplied in q's dtype, in
                  bfloat16 for q of 8), with a contiguous last dimension: what the keys' latent rows were projected to
     kv_cache     ``[pages, page_size, D]`` or with an axis of one head (see ``kv_layout``): rows of latent and rope
-                 columns, of q's dtype or float8_e4m3fn; or rope-aware rows, fp8 latents and a bfloat16 rope part (see
+                 columns, of q's dtype or float8_e4m3fn; or rope-aware rows, fp8 latents and a bfloat16 rope part, with
+                 scales between them or without, bytes of float8_e4m3fn or uint8 (see
                  :func:`kvlab.attention.mla_store_paged`)
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
                  sequence's end are not read

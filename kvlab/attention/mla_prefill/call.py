@@ -152,11 +152,12 @@ class PagedMLAPrefill(MLAPrefill):
         whole = isinstance(latent_dim, int) and not isinstance(latent_dim, bool) and 1 <= latent_dim < 1 << 31
         require(whole, f"latent_dim is {latent_dim!r}", "a number of columns")
         check_latent_rows(kv_cache, latent_dim, q.shape[2] - self.k.shape[2], self.kv_layout)
-        same = is_fp8(kv_cache) or kv_cache.dtype == q.dtype
+        narrow = dtype_of(kv_cache, "kv_cache").itemsize == 1
+        same = narrow or kv_cache.dtype == q.dtype
         other = "" if is_fp8(q) else ", or float8_e4m3fn"
         require(same, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}{other}")
-        narrow = not is_fp8(kv_cache) or dtype_of(q, "q").itemsize < 4
-        require(narrow, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}", "bfloat16 or float16")
+        fits = not narrow or dtype_of(q, "q").itemsize < 4
+        require(fits, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}", "bfloat16 or float16")
 
     def arrange(self) -> None:
         rope = self.q.shape[2] - self.k.shape[2]

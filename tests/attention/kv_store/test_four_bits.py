@@ -56,6 +56,17 @@ def test_the_bytes_are_those_of_the_format(case: FourBitStore, backend: str) -> 
     check_bytes(case, arrays, options)
 
 
+@pytest.mark.parametrize("tokens", [0, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", [FourBitStore("e2m1"), FourBitStore("int4"), FourBitStore("uint4")], ids=str)
+def test_a_store_of_no_token_writes_nothing(case: FourBitStore, backend: str, tokens: int) -> None:
+    """Rests on a law: there is none, or each is to be skipped, and all bytes stay."""
+    (k, v, *caches, slots), options = case.build()
+    before = [cache.copy() for cache in caches]
+    kv_store_paged(k[:tokens], v[:tokens], *caches, np.full_like(slots[:tokens], -1), **options, backend=backend)
+    assert all((cache == old).all() for cache, old in zip(caches, before, strict=True))
+
+
 def launched(arrays: list[Array], options: dict[str, Any]) -> Caught:
     """The kernel's launch, caught, over the same memory."""
     from kvlab.attention.kv_store import kernel

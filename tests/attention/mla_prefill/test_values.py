@@ -16,6 +16,7 @@ from kvlab.attention import merge_states, mla_decode_paged, mla_prefill, mla_pre
 from kvlab.attention.machines import ARCHS
 from kvlab.attention.masks import CausalPaddingMask, ChunkedMask, Mask, MaterializedMask
 from kvlab.cache import PagedKVCacheCollection
+from kvlab.memory import bfloat16, float8_e4m3fn
 
 Array = np.ndarray[Any, Any]
 every_arch = pytest.mark.parametrize("arch", ARCHS)
@@ -103,6 +104,22 @@ def test_scales_of_powers_of_two_change_no_bit(arch: str) -> None:
         scaled = {n: (a / by[..., None]).astype(x.k.dtype) for n, a in (("k", k), ("v", v))}
         expected = one.with_(kv_scales=(np.ones_like(by),) * 2).call(arch=arch)  # the same tiles
         assert bits(x.with_(**scaled, kv_scales=(by, by)).call(arch=arch)) == bits(expected)
+
+
+@pytest.mark.parametrize("width", [640, 656])
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+def test_rope_aware_rows_of_uint8_are_those_of_e4m3(width: int, backend: Any) -> None:
+    """Law: the same bytes, as ``mla_store_paged`` and ``mla_decode_paged`` take them, give the same bits."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((n, 2, D)).astype(bfloat16) for n, D in ((3, 128), (20, 64), (20, 64)))
+    cache = np.full((4, 16, width), 0x38, np.uint8)
+    cache[..., -128:] = rng.standard_normal((4, 16, 64)).astype(bfloat16).view(np.uint8)
+    table, lens, starts, starts_k = np.array([[3, 1]]), np.array([20]), np.array([0, 3]), np.array([0, 20])
+    one, other = (
+        mla_prefill_paged(q, k, v, cache.view(dtype), table, lens, starts, starts_k, backend=backend)
+        for dtype in (np.uint8, float8_e4m3fn)
+    )
+    assert bits(one) == bits(other)
 
 
 def absorbed(x: Any, w_k: Array, w_v: Array, latents: Array) -> tuple[Array, Array]:

@@ -31,7 +31,7 @@ def is_traced(array: Any) -> bool:
         return False
     if torch.compiler.is_compiling():
         return True
-    if not isinstance(array, torch.Tensor):
+    if not isinstance(array, torch.Tensor) or array.is_nested:  # a nested one is refused by name
         return False
-    plain = array.is_nested or type(array).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    plain = type(array).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     return not plain or torch._C._len_torch_dispatch_stack() > 0

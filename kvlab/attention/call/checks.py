@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ def check_array(name: str, array: Any) -> None:
     require(not wants_grad(array), f"{name} requires grad", INFERENCE)
     nested = is_torch(array) and array.is_nested
     require(not nested, f"{name} is a nested tensor", "a dense one, of ragged rows with their offsets")
+    mapped = is_torch(array) and sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(array)
+    require(not mapped, f"{name} is a tensor within torch.func (vmap, jvp, ...)", "plain: calls take whole batches")
 
 
 def check_dtype(name: str, array: Any) -> None:

@@ -87,3 +87,17 @@ def test_parameters_of_the_kernel(operation: str) -> None:
     assert same(got, expected)
     with pytest.raises(ValueError, match="requires grad"):
         function(**a)
+
+
+@pytest.mark.parametrize("transform", ["vmap", "jvp"])
+@pytest.mark.parametrize("name", ["q", "k_cache", "sinks"])
+def test_a_tensor_of_torch_func_is_refused_by_name(name: str, transform: str) -> None:
+    """Rests on torch, whose transforms hand functions tensors without memory of their own."""
+    a = good("mha_decode_paged")
+    given = a.pop(name)
+
+    def call(x: torch.Tensor) -> Any:
+        return attention.mha_decode_paged(**a, **{name: x})
+
+    with pytest.raises(ValueError, match=f"{name} is a tensor within torch.func"):
+        torch.vmap(call)(given[None]) if transform == "vmap" else torch.func.jvp(call, (given,), (given,))

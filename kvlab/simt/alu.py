@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Array]
 _SMALLEST = np.float32(2.0**-126)
-_FLOATS = ("f16", "bf16", "f32", "f64", *PACKED)
+_FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2")
 
 _FLOAT_WORDS = {"rn", "ftz", "approx", "full", "sat", "relu", "NaN", "xorsign", "abs", "noftz"}
 _INTEGER_WORDS = {"lo", "hi", "sat", "relu"}
@@ -369,7 +369,7 @@ def _float_function(x: Operands) -> Function | None:
     name = op[0]
     if any(word in op for word in ("rm", "rp", "rz")) and name != "cvt":
         x.unknown("its rounding is not modelled")
-    if kind in ("f16", "bf16", *PACKED):
+    if kind not in ("f32", "f64"):
         base = _APPROXIMATE.get(name) if "approx" in op and name != "ex2" else _FLOAT.get(name)
         if name == "ex2":
             base = np.exp2

@@ -27,10 +27,10 @@ TYPES: dict[str, np.dtype[Any]] = {
     **{f"{kind}{8 * n}": np.dtype(f"{code}{n}") for kind, code in (("b", "u"), ("u", "u"), ("s", "i"))
        for n in (1, 2, 4, 8)},
     "f16": float16, "bf16": bfloat16, "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
-    "f16x2": float16, "bf16x2": bfloat16, "pred": np.dtype(np.bool_), "tf32": np.dtype(np.uint32),
+    "f16x2": float16, "bf16x2": bfloat16, "u16x2": np.dtype(np.uint16), "s16x2": np.dtype(np.int16), "pred": np.dtype(np.bool_), "tf32": np.dtype(np.uint32),
 }
 """Element types; of a packed pair that of one element."""
-PACKED = ("f16x2", "bf16x2")
+PACKED = ("f16x2", "bf16x2", "u16x2", "s16x2")
 BITS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
 SPECIAL = ("tid", "ntid", "ctaid", "nctaid", "laneid", "warpid", "clusterid", "nclusterid", "cluster_ctaid",
            "cluster_nctaid", "cluster_ctarank", "cluster_nctarank", "globaltimer", "globaltimer_lo", "clock", "clock64",

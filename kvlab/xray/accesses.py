@@ -118,65 +118,115 @@ def wanted_bytes(addresses: IntArray, nbytes: int, active: np.ndarray) -> IntArr
     return wanted
 
 
-def accesses(made: IrFunction, lanes: LaneValues, arch: str, unread: list[str] | None = None) -> list[MemoryAccess]:
+def accesses(
+    made: IrFunction, lanes: LaneValues, arch: str, unread: list[str] | None = None, ptx: str = ""
+) -> list[MemoryAccess]:
     """All accesses to shared and global memory of a function, in its order.
 
     unread   where given, takes the texts of the lines that could not be read
+    ptx      where given, what the compiler's last stage made of the function: neighbours are joined as there
     """
-    vendor, found = get_arch(arch).vendor, []
+    vendor, stretch = get_arch(arch).vendor, 0
+    found: list[tuple[tuple[int, int], int, list[MemoryAccess]]] = []
     for one in made.instructions:
         try:
-            found += list(_of(one, lanes, vendor))
+            found.append(((one.block, stretch), alignment(one), list(_of(one, lanes, vendor))))
         except (ValueError, IndexError, KeyError, TypeError):
             if unread is not None:
                 unread.append(f"{one.opcode} {one.text}"[:120])
-    return found
+        stretch += one.opcode in _ORDERED or (one.opcode == "call" and _ORDERED_CALL.search(one.text) is not None)
+    return joined(found, ptx)
 
 
+_ORDERED = ("atomicrmw", "cmpxchg", "fence")
+_ORDERED_CALL = re.compile(r"^void (?!@llvm\.(?:assume|dbg|lifetime))|\basm sideeffect|\.(?:shfl|barrier|vote|redux)\b")
 _SHARED = re.compile(r"^\s*(?:@!?%p\d+\s+)?(ld|st)\.shared(?:::cta)?(?:\.v(\d))?\.[a-z]+(\d+)\s", re.M)
+_WIDEST = 16
 
 
-def joined(found: Sequence[MemoryAccess], ptx: str) -> list[MemoryAccess]:
-    """The accesses with neighbours of one line joined, as the compiler's last stage joins loads, and stores, of shared
-    memory whose addresses run on: where that gives just the widths that the PTX has. Otherwise they stay.
+def alignment(one: IrLine) -> int:
+    """Bytes of which the address of a load or a store is known to be a multiple; 0 for another line.
+
+    >>> from kvlab.xray.llir import IrLine
+    >>> alignment(IrLine("%2", "load", "<4 x float>, ptr addrspace(3) %1, align 8", 0, ()))
+    8
+    """
+    told = re.search(r", align (\d+)", one.text) if one.opcode in ("load", "store") else None
+    return int(told[1]) if told else 0
+
+
+Lines = Sequence[tuple[tuple[int, int], int, list[MemoryAccess]]]
+"""Of each line: the stretch of code within which accesses may change places, its alignment, its accesses."""
+
+
+def joined(found: Lines, ptx: str) -> list[MemoryAccess]:
+    """The accesses of all lines. Loads, and stores, of shared memory whose addresses run on are joined as the
+    compiler's last stage joins those of a stretch, as far as their alignment is known: where that gives just the widths
+    that the PTX has. Otherwise they stay.
     """
     widths: dict[str, Counter[int]] = {"ld": Counter(), "st": Counter()}
     for verb, many, bits in _SHARED.findall(ptx):
         widths[verb][int(many or 1) * int(bits) // 8] += 1
-    result = list(found)
+    taken: dict[int, list[MemoryAccess]] = {number: one[2] for number, one in enumerate(found)}
     for verb, wanted in widths.items():
-        plain = [a for a in result if a.instruction.startswith(f"{verb}.shared.b")]
-        for most, below in itertools.product((8, 16), (16, 4)):
-            if Counter(a.nbytes for a in plain) != wanted:
-                runs = _runs([a for a in plain if a.nbytes < below], most)
-                runs += [[a] for a in plain if a.nbytes >= below]
-                if Counter(run[0].nbytes * len(run) for run in runs) == wanted:
-                    heads = {id(run[0]): run for run in runs}
-                    gone = {id(a) for run in runs for a in run[1:]}
-                    result = [_whole(heads[id(a)]) if id(a) in heads else a for a in result if id(a) not in gone]
-                    break
-    return result
+        lines = {n: one for n, one in enumerate(found) if _verb(one[2]) == verb}
+        plain = {n: one for n, one in lines.items() if one[1]}
+        fixed = Counter(a.nbytes for n, one in lines.items() if n not in plain for a in one[2])
+        for fill in (0, 1):
+            runs = [run for many in _stretches(plain).values() for run in _runs(many, fill)]
+            parts = [part for run in runs for part in _parts(*run)]
+            if fixed + Counter(a.nbytes for _, a in parts) == wanted:
+                taken |= {n: [a for at, a in parts if at == n] for n in plain}
+                break
+    return [access for many in taken.values() for access in many]
 
 
-def _runs(plain: Sequence[MemoryAccess], most: int) -> list[list[MemoryAccess]]:
-    """Accesses of one line whose addresses run on, up to ``most`` bytes together and aligned to all of them."""
-    runs: list[list[MemoryAccess]] = []
-    for one in sorted(plain, key=lambda a: (a.place, a.nbytes, int(a.addresses[a.active].min(initial=1 << 62)))):
-        run = runs[-1] if runs else [one]
-        size = one.nbytes * len(run)
-        follows = run[0].place == one.place and run[0].nbytes == one.nbytes and size < most \
-            and np.array_equal(run[0].active, one.active) \
-            and bool((run[0].addresses + size == one.addresses)[one.active].all())
-        runs[-1:] = [[*run, one]] if follows else [*runs[-1:], [one]]
-    whole = [not (len(run) & (len(run) - 1) or (run[0].addresses[run[0].active] % (run[0].nbytes * len(run))).any())
-             for run in runs]
-    return [part for run, fits in zip(runs, whole, strict=True) for part in ([run] if fits else [[one] for one in run])]
+def _verb(many: Sequence[MemoryAccess]) -> str:
+    """``ld`` or ``st`` of a line that reads or writes shared memory so."""
+    return next((a.instruction[:2] for a in many if a.instruction[2:].startswith(".shared.b")), "")
 
 
-def _whole(run: Sequence[MemoryAccess]) -> MemoryAccess:
-    nbytes = run[0].nbytes * len(run)
-    stem = run[0].instruction.rsplit(".", 1)[0]
-    return run[0] if len(run) == 1 else replace(run[0], nbytes=nbytes, instruction=f"{stem}.b{8 * nbytes}")
+Run = list[tuple[int, int, list[MemoryAccess]]]
+"""Lines whose addresses run on: number, alignment, accesses."""
+
+
+def _stretches(plain: Mapping[int, tuple[tuple[int, int], int, list[MemoryAccess]]]) -> dict[object, Run]:
+    """Lines of one stretch, of elements of one size, whose addresses are the same distance apart on all lanes; by
+    distance."""
+    groups: dict[object, Run] = {}
+    for number, (stretch, align, many) in plain.items():
+        where = many[0].addresses
+        shape = (where - where.flat[0]).tobytes(), many[0].active.tobytes()
+        groups.setdefault((stretch, *shape), []).append((number, align, many))
+    return {key: sorted(many, key=lambda one: int(one[2][0].addresses.flat[0])) for key, many in groups.items()}
+
+
+def _runs(lines: Run, fill: int) -> Iterator[tuple[Run, int]]:
+    """These parted: from each line on the longest run that is an aligned access of a legal width, or itself; and its
+    bytes, up to ``fill`` elements that nobody reads among them."""
+    first = 0
+    while first < len(lines):
+        _, align, many = lines[first]
+        start, end, element = int(many[0].addresses.flat[0]), 0, min(a.nbytes for a in many)
+        best, width = 1, sum(a.nbytes for a in many)
+        for count, (_, _, one) in enumerate(lines[first:], 1):
+            end += sum(a.nbytes for a in one)
+            whole = 1 << (end - 1).bit_length()
+            if end > _WIDEST or int(one[0].addresses.flat[0]) + sum(a.nbytes for a in one) != start + end:
+                break
+            if count > 1 and align % whole == 0 and whole - end <= fill * element:
+                best, width = count, whole
+        yield lines[first : first + best], width
+        first += best
+
+
+def _parts(run: Run, nbytes: int) -> list[tuple[int, MemoryAccess]]:
+    """The accesses of a run: one of so many bytes, or those of its only line."""
+    number, _, many = run[0]
+    if len(run) == 1:
+        return [(number, one) for one in many]
+    stem = many[0].instruction.rsplit(".", 1)[0]
+    return [(number, replace(many[0], nbytes=nbytes, instruction=f"{stem}.b{8 * nbytes}"))]
 
 
 def _of(one: IrLine, lanes: LaneValues, vendor: str) -> Iterator[MemoryAccess]:
@@ -187,7 +237,8 @@ def _of(one: IrLine, lanes: LaneValues, vendor: str) -> Iterator[MemoryAccess]:
         if space is None or space[1] not in ("1", "3"):
             return
         where, value = ("shared" if space[1] == "3" else "global"), typed(parts[1])
-        yield _plain(one, lanes, vendor, where, one.opcode == "store", size_of(kind), value)
+        for offset, nbytes in _pieces(one, kind) if vendor == "nvidia" else [(0, size_of(kind))]:
+            yield _plain(one, lanes, vendor, where, one.opcode == "store", nbytes, value, offset)
     elif one.opcode == "atomicrmw":
         parts = split(_without_flags(one.text))
         verb, _, pointer = parts[0].partition(" ")
@@ -206,8 +257,21 @@ def _of(one: IrLine, lanes: LaneValues, vendor: str) -> Iterator[MemoryAccess]:
             yield from _intrinsic(one, lanes)
 
 
+def _pieces(one: IrLine, kind: str) -> list[tuple[int, int]]:
+    """(offset, bytes) of the accesses that a load or store becomes: a vector that is aligned to less than its size is
+    parted; of bits, whose bytes are asked for one by one, the upper half stays one."""
+    nbytes, vector = size_of(kind), re.match(r"<\d+ x (.*)>$", kind)
+    if vector is None or nbytes == 1:
+        return [(0, nbytes)]
+    if vector[1] == "i1":
+        return [*((n, 1) for n in range(nbytes // 2)), (nbytes // 2, nbytes - nbytes // 2)]
+    step = max(size_of(vector[1]), min(nbytes, alignment(one) or nbytes))
+    return [(offset, step) for offset in range(0, nbytes, step)]
+
+
 def _plain(
-    one: IrLine, lanes: LaneValues, vendor: str, space: str, store: bool, nbytes: int, pointer: tuple[str, str]
+    one: IrLine, lanes: LaneValues, vendor: str, space: str, store: bool, nbytes: int, pointer: tuple[str, str],
+    offset: int = 0,
 ) -> MemoryAccess:
     bits = 8 * nbytes
     if vendor == "nvidia":
@@ -216,7 +280,7 @@ def _plain(
         name = f"ds_{'write_b' if store else 'read_' + ('u' if bits < 32 else 'b')}{bits}"
     else:
         name = f"global_{'store' if store else 'load'}_b{bits}"
-    return _access(one, lanes, name, space, store, nbytes, lanes.operand(*pointer))
+    return _access(one, lanes, name, space, store, nbytes, lanes.operand(*pointer), offset=offset)
 
 
 def _access(one, lanes, name, space, store, nbytes, value, *, offset=0, mask=None, reads=None, source=None):

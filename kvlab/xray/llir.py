@@ -94,12 +94,12 @@ def split(text: str, by: str = ",") -> list[str]:
 def size_of(kind: str) -> int:
     """Bytes of a type.
 
-    >>> [size_of(kind) for kind in ("i1", "<8 x half>", "ptr addrspace(3)", "{ i32, i32 }", "[4 x i16]")]
-    [1, 16, 4, 8, 8]
+    >>> [size_of(kind) for kind in ("i1", "<16 x i1>", "<8 x half>", "ptr addrspace(3)", "{ i32, i32 }", "[4 x i16]")]
+    [1, 2, 16, 4, 8, 8]
     """
     kind = kind.strip()
     if many := re.match(r"[<\[]\s*(\d+) x (.*)[>\]]$", kind):
-        return int(many[1]) * size_of(many[2])
+        return -(-int(many[1]) // 8) if kind.startswith("<") and many[2] == "i1" else int(many[1]) * size_of(many[2])
     if kind.startswith(("{", "<{")):
         return sum(size_of(part) for part in split(kind.strip("<{}> ")))
     if kind.startswith("ptr"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvlab.common.checks import count, is_integer, require, shown
 from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
-from kvlab.xray.accesses import accesses, argument_values, joined
+from kvlab.xray.accesses import accesses, argument_values
 from kvlab.xray.edges import allocations, edges
 from kvlab.xray.llir import IrFunction, LaneValues, functions
 from kvlab.xray.resources import Resources
@@ -77,9 +77,7 @@ def xray(
     threads = max(module.warps, module.most_warps) * module.warp_size
     lanes = LaneValues(function, values, threads, module.warp_size)
     unread: list[str] = []
-    found = accesses(function, lanes, made.target, unread)
-    if "ptx" in made.asm:
-        found = joined(found, made.asm["ptx"])
+    found = accesses(function, lanes, made.target, unread, made.asm.get("ptx", ""))
     pieces = allocations(module, made.shared)
     ways = edges(module, found, pieces, made.target)
     held = {(access.place, access.instruction) for edge in ways for access in edge.accesses}

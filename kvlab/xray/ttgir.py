@@ -208,7 +208,7 @@ def read(text: str) -> IrModule:
     """A module from its text."""
     made, where = IrModule(), locations(text)
     made.aliases = ttgir_aliases(text)
-    for name, body in re.findall(r"^#(\w+) = (#\w+\.\w+<.*>)$", text, re.M):
+    for name, body in re.findall(r"^#(\w+) = (#(?!llvm)\w+\.\w+<.*>)$", text, re.M):
         if name not in made.aliases:
             made.unknown[f"#{name}"] = body
     if head := re.search(r"^module attributes \{(.*)\}", text, re.M):

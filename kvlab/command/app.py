@@ -152,16 +152,15 @@ def replay(
 Kernel = Annotated[str, typer.Argument(help="FILE.py:kernel, or module:kernel: @triton.jit or @gluon.jit.")]
 Types = Annotated[
     list[str] | None,
-    typer.Argument(help="NAME=TYPE of each parameter: x=*bf16, n=i32 (i32:16: a multiple of 16), BM=64."),
+    typer.Argument(help="NAME=TYPE of each parameter: x=*bf16, n=i32 (i32:16: a multiple of 16), BM=64; and options of "
+                        "the compiler: num_warps=8, num_stages=3, maxnreg=64, ..."),
 ]
 Target = Annotated[str, typer.Option("--target", "-t", help="sm_80, sm_90, sm_100, sm_120, gfx942, gfx950, ...")]
-Warps = Annotated[int, typer.Option("--num-warps", help="As at a launch.")]
-Stages = Annotated[int, typer.Option("--num-stages", help="As at a launch.")]
 
 
 @app.command()
 def xray(
-    kernel: Kernel, types: Types = None, target: Target = "sm_90", num_warps: Warps = 4, num_stages: Stages = 3,
+    kernel: Kernel, types: Types = None, target: Target = "sm_90",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A page, .html.")] = None,
     json: Json = False,
 ) -> None:
@@ -172,7 +171,7 @@ def xray(
     from kvlab.command.kernels import x_rayed
 
     with _working("compiling"):
-        answer = x_rayed(kernel, types or (), target, num_warps, num_stages, output)
+        answer = x_rayed(kernel, types or (), target, output)
     answer.give(json)
 
 
@@ -182,7 +181,6 @@ def diff(
     target: Target = "sm_90",
     target_b: Annotated[str | None, typer.Option("--target-b", help="Of the second, if it is another.")] = None,
     changed: Annotated[list[str] | None, typer.Option("--b", help="NAME=TYPE of the second alone.")] = None,
-    num_warps: Warps = 4, num_stages: Stages = 3,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A page, .html.")] = None,
     json: Json = False,
 ) -> None:
@@ -194,7 +192,7 @@ def diff(
 
     with _working("compiling both"):
         targets = (target, target_b or target)
-        answer = differing((a, b), types or (), changed or (), targets, num_warps, num_stages, output)
+        answer = differing((a, b), types or (), changed or (), targets, output)
     answer.give(json)
 
 

@@ -15,11 +15,16 @@ from kvlab.viz.pen.host import document
 from kvlab.xray import XRay, diff, xray
 
 
-def _made(address: str, values: dict[str, Any], target: str, warps: int, stages: int) -> XRay:
-    """The X-ray of ``FILE.py:kernel``. ValueError where it is not found or does not compile."""
-    kernel = imported(function_in(address))
+def _made(address: str, values: dict[str, Any], target: str) -> XRay:
+    """The X-ray of ``FILE.py:kernel``; values that are none of its parameters are the compiler's, as at a launch.
+    ValueError where it is not found or does not compile."""
+    kernel = fn = imported(function_in(address))
+    while not hasattr(fn, "arg_names") and hasattr(fn, "fn"):  # heuristics
+        fn = fn.fn
+    own = getattr(fn, "arg_names", ())
+    options = {name: value for name, value in values.items() if name not in own}
     try:
-        return xray(kernel, values, target, num_warps=warps, num_stages=stages)
+        return xray(kernel, {name: value for name, value in values.items() if name in own}, target, **options)
     except ValueError:
         raise
     except Exception as error:  # whatever the compiler says of the kernel
@@ -27,24 +32,24 @@ def _made(address: str, values: dict[str, Any], target: str, warps: int, stages:
         raise ValueError(f"{address!r} does not compile for {target}: {type(error).__name__}: {said}") from error
 
 
-def x_rayed(address: str, given: Sequence[str], target: str, warps: int, stages: int, page: Path | None) -> Answer:
+def x_rayed(address: str, given: Sequence[str], target: str, page: Path | None) -> Answer:
     """``kvlab xray``: layouts, allocations, edges, resources, findings with cures; no where there are findings."""
     check_output(page, ".html")
-    found = _made(address, literals(given), target, warps, stages)
+    found = _made(address, literals(given), target)
     many = len(found.findings)
     head = f"[bold red]{many} finding{'s' * (many > 1)}[/bold red]" if many else "[bold green]no findings[/bold green]"
     return _answer(head, str(found), found.to_dict(), not many, page, found.to_html)
 
 
 def differing(
-    addresses: tuple[str, str], given: Sequence[str], changed: Sequence[str], targets: tuple[str, str], warps: int,
-    stages: int, page: Path | None,
+    addresses: tuple[str, str], given: Sequence[str], changed: Sequence[str], targets: tuple[str, str],
+    page: Path | None,
 ) -> Answer:
     """``kvlab diff``: what two kernels, or one with other values or on another target, differ in; no where they do."""
     check_output(page, ".html")
     values = literals(given)
     both = (values, values | literals(changed))
-    a, b = (_made(*one, warps, stages) for one in zip(addresses, both, targets, strict=True))
+    a, b = (_made(*one) for one in zip(addresses, both, targets, strict=True))
     found = diff(a, b)
     head = "[bold green]no difference[/bold green]" if found.same else "[bold red]different[/bold red]"
     title = f"{a.name} on {a.target}, {b.name} on {b.target}"

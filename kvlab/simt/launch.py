@@ -24,8 +24,6 @@ from .ptx import Parameter, Program, parse
 from .record import KernelRun, Trace, facts_of
 from .values import GLOBALS, REGION, TYPES
 
-OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "num_ctas", "debug", "launch_pdl")
-"""Arguments of a launch that are the compiler's."""
 _LANES = 4096  # that run side by side
 _SCRATCH = 1 << 20
 
@@ -53,14 +51,14 @@ def run(
     instructions that the machine does not have :class:`UnknownInstruction`, before anything runs. Torch and Triton must
     be there. ValueError for other targets and arguments.
     """
-    from kvlab.triton_support.compile import compile_kernel, signature_of
+    from kvlab.triton_support.compile import compile_kernel, options_of, signature_of
 
     _check(target, arithmetic)
     while not hasattr(kernel, "arg_names") or not hasattr(kernel, "params"):  # autotuned, heuristics
         if not hasattr(kernel, "fn"):
             raise ValueError(f"kernel is {shown(kernel)}: must be a @triton.jit or @gluon.jit function")
         kernel = kernel.fn
-    options = {name: named.pop(name) for name in OPTIONS if name in named and name not in kernel.arg_names}
+    options = {name: named.pop(name) for name in options_of(target) if name in named and name not in kernel.arg_names}
     if len(args) > len(kernel.arg_names):
         raise ValueError(f"args are {len(args)}: {kernel.__name__} takes {len(kernel.arg_names)}")
     given = dict(zip(kernel.arg_names, args, strict=False))

@@ -27,7 +27,8 @@ TYPES: dict[str, np.dtype[Any]] = {
     **{f"{kind}{8 * n}": np.dtype(f"{code}{n}") for kind, code in (("b", "u"), ("u", "u"), ("s", "i"))
        for n in (1, 2, 4, 8)},
     "f16": float16, "bf16": bfloat16, "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
-    "f16x2": float16, "bf16x2": bfloat16, "u16x2": np.dtype(np.uint16), "s16x2": np.dtype(np.int16), "pred": np.dtype(np.bool_), "tf32": np.dtype(np.uint32),
+    "f16x2": float16, "bf16x2": bfloat16, "u16x2": np.dtype(np.uint16), "s16x2": np.dtype(np.int16),
+    "pred": np.dtype(np.bool_), "tf32": np.dtype(np.uint32),
 }
 """Element types; of a packed pair that of one element."""
 PACKED = ("f16x2", "bf16x2", "u16x2", "s16x2")

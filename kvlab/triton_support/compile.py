@@ -150,6 +150,15 @@ class Compiled:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@functools.cache
+def options_of(target: str) -> list[str]:
+    """Names of the compiler's options for a target, one of :data:`TARGETS`: ``num_warps``, ``maxnreg``, ..."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    return [one.name for one in dataclasses.fields(make_backend(GPUTarget(*TARGETS[target])).parse_options({}))]
+
+
 def compile_kernel(
     fn: Any, signature: Mapping[str, Any], constexprs: Mapping[str, Any] | None = None, target: str = "sm_90", *,
     divisible: Iterable[str] | None = None, num_warps: int = 4, num_stages: int = 2, **options: Any,
@@ -173,10 +182,9 @@ def compile_kernel(
     require()
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
+    from triton.compiler import ASTSource
 
-    place = GPUTarget(*TARGETS[target])
-    known = [one.name for one in dataclasses.fields(make_backend(place).parse_options({}))]
+    place, known = GPUTarget(*TARGETS[target]), options_of(target)
     for option in options:
         if option not in known:
             raise ValueError(f"{option} is {options[option]!r}: {target} has no such option, must be one of {known}")

@@ -169,6 +169,7 @@ def one_warp(access: MemoryAccess, warp: int, arch: str) -> Wavefronts:
     return wavefronts(access.instruction, access.addresses[warp], None if whole else access.active[warp], arch)
 
 
+GATHERS = "from places that memory names: taken for those of one page"
 _BRIEF = {
     "BlockedLayout": "blocked {size_per_thread} {threads_per_warp} {warps_per_cta} order {order}",
     "NVMMASharedLayout": "nvmma_shared {swizzle_byte_width} B",
@@ -378,6 +379,8 @@ def _count(edge: Edge, arch: str) -> None:
     elif edge.accesses:
         edge.measured = "wavefronts" not in get_arch(arch).provisional
         edge.why = "copies to shared memory" if edge.wavefronts else "no rule of passes is known"
+        if edge.wavefronts and any("source data" in access.notes for access in edge.accesses):
+            edge.why += f", {GATHERS}"
 
 
 def product_wavefronts(instruction: str) -> int | None:

@@ -14,11 +14,25 @@ import pytest
 from kvlab.hardware import copy_wavefronts
 from kvlab.simt.record import Trace
 from kvlab.xray.accesses import passes_of
-from kvlab.xray.edges import product_wavefronts
+from kvlab.xray.edges import GATHERS, product_wavefronts
 
+ANY: frozenset[Any] = frozenset(["any"])
 MATRICES = ("ldmatrix", "stmatrix")
 Passes = Counter[tuple[str, float, float]]
 Moved = Counter[tuple[str, frozenset[Any]]]
+
+
+def _shared(op: tuple[str, ...]) -> bool:
+    """Whether an instruction is a load, a store, or a product that reads shared memory."""
+    return op[0] in MATRICES or "mma_async" in op or \
+        (op[0] in ("ld", "st") and any(word.startswith("shared") for word in op))
+
+
+def idle(ran: Any) -> list[str]:
+    """Loads, stores, products and boxes that no warp of a run came to."""
+    boxes = lambda op: op[0] == "cp" and "tensor" in op  # noqa: E731
+    return [facts.instruction.where for facts in ran.instructions
+            if not facts.executed and (_shared(facts.instruction.op) or boxes(facts.instruction.op))]
 
 
 def predicted(found: Any) -> Passes:
@@ -40,11 +54,8 @@ def counted(ran: Any) -> Passes:
     """The same of each instruction of a run."""
     passes: Passes = Counter()
     for facts in ran.instructions:
-        verb, *words = facts.instruction.op
-        shared = verb in MATRICES or "mma_async" in words or \
-            (verb in ("ld", "st") and any(word.startswith("shared") for word in words))
-        if shared and facts.executed:
-            passes[verb, facts.wavefronts / facts.executed, facts.ideal / facts.executed] += 1
+        if _shared(facts.instruction.op) and facts.executed:
+            passes[facts.instruction.op[0], facts.wavefronts / facts.executed, facts.ideal / facts.executed] += 1
     return passes
 
 
@@ -83,7 +94,8 @@ def copies() -> Iterator[Copies]:
 
 def predicted_copies(found: Any) -> tuple[Moved, set[bytes]]:
     """(cp.async, wavefronts and the fewest of its warps) and (TMA, sectors of a box) of each access of an X-ray, none
-    for a copy that its first trip does not make; lanes that are active together in a warp's cp.async."""
+    for a copy that its first trip does not make, ``ANY`` for one whose source's places come from memory, a word a lane:
+    the X-ray says so, and takes them for those of one page; lanes that are active together in a warp's cp.async."""
     moved: Moved = Counter()
     lanes: set[bytes] = set()
     for edge in found.edges:
@@ -93,7 +105,9 @@ def predicted_copies(found: Any) -> tuple[Moved, set[bytes]]:
             elif edge.kind == "copy":
                 active = access.active.any(axis=1)
                 both = zip(*(part[0, active].tolist() for part in passes_of([access], found.target)), strict=True)
-                moved[access.instruction, frozenset(both)] += 1
+                gathers = "source data" in access.notes and ".ca." in access.instruction and active.any()
+                assert not gathers or GATHERS in edge.why
+                moved[access.instruction, ANY if gathers else frozenset(both)] += 1
                 lanes |= {row.tobytes() for row in access.active[active]}
     return moved, lanes
 
@@ -113,6 +127,11 @@ def agree(found: Any, made: Copies) -> None:
     moved, lanes = predicted_copies(found)
     ran = counted_copies(made, lanes)
     idle = sum(many for (_, passes), many in moved.items() if not passes)
-    known = Counter({key: many for key, many in moved.items() if key[1]})
+    gathered = Counter({name: many for (name, passes), many in moved.items() if passes is ANY})
+    known = Counter({key: many for key, many in moved.items() if key[1] and key[1] is not ANY})
     assert not known - ran
-    assert (ran - known).total() <= idle
+    left: Counter[str] = Counter()
+    for (name, _), many in (ran - known).items():
+        left[name] += many
+    assert not gathered - left
+    assert (left - gathered).total() <= idle

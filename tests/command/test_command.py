@@ -305,11 +305,17 @@ def test_xray_and_diff_of_kernels_in_a_file(kvlab, tmp_path):
     other = ("--b", "N=32", "--target-b", "sm_80")
     code, out, _ = kvlab("diff", f"{place}:copy", f"{place}:copy", *types, *other, "--json")
     assert (code, json.loads(out)["targets"]) == (1, ["sm_90", "sm_80"])
+    warps = ("num_warps=2", "--b", "num_warps=8")
+    code, out, _ = kvlab("diff", f"{place}:copy", f"{place}:copy", *types, *warps, "--json")
+    assert (code, [row[1:] for row in json.loads(out)["rows"] if row[0] == "warps"]) == (1, [[2, 8]])
+    code, out, _ = kvlab("xray", f"{place}:transpose", *types, "num_warps=1", "maxnreg=24", "--json")
+    assert json.loads(out)["resources"]["registers"] <= 24
     for argv, says in (
         ((f"{place}:copies", *types), "there is no copies in turning_kernels"),
         ((f"{place}:copy", "x=*fp32", "out=*fp32"), "missing: ['N']"),
         ((f"{place}:copy", *types[:2], "N=65"), "does not compile for sm_90: CompilationError"),
         ((f"{place}:copy", *types, "-t", "sm_75"), "target is 'sm_75': must be one of"),
+        ((f"{place}:copy", *types, "num_wraps=8"), "num_wraps is 8: sm_90 has no such option, must be one of ['num_w"),
     ):
         code, out, err = kvlab("xray", *argv)
         assert (code, out, err.count("\n")) == (2, "", 1), err

@@ -8,7 +8,6 @@ otherwise differ in the last place, of the portable decode of e4m3 two rows, 239
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 from collections import Counter
@@ -20,7 +19,6 @@ import numpy as np
 import pytest
 import simt_kernels as kernels
 from caught import Caught, as_tensors
-from shared_passes import agree, copies, counted, predicted
 
 from benchmarks.chip_bits import CALLS, Call
 from benchmarks.truth.whole import KERNELS, opcode
@@ -29,7 +27,7 @@ from kvlab.common.arrays import to_numpy
 from kvlab.memory import OutOfBounds, bfloat16, float8_e4m3fn, float8_e5m2, float16
 from kvlab.replay import lockstep_case
 from kvlab.simt import DeviceAssertion, run
-from kvlab.simt.launch import OPTIONS
+from kvlab.triton_support.compile import options_of
 from kvlab.triton_support.versions import gluon_lacks, installed
 from kvlab.xray import XRay, xray
 from kvlab.xray.edges import product_wavefronts
@@ -205,22 +203,9 @@ OWN = [
 ]
 
 
-@functools.cache
-def own_run(name: str, target: str) -> tuple[Any, ...]:
-    """A run of an own kernel, the kernel, its arguments, ``out`` and ``lse``, and the copies that it made."""
-    call = next(call for call in CALLS if str(call) == name)
-    if call.backend == "hopper" and gluon_lacks():
-        pytest.skip(f"Hopper's kernels are not used with {gluon_lacks()}")
-    out = as_tensors(call.output(call.arrays()))
-    fn, grid, arguments, lse = launched(call, out)
-    with copies() as made:
-        ran = run(fn, grid, target=target, **arguments)
-    return ran, fn, arguments, out, lse, made
-
-
 def x_rayed(fn: Any, arguments: dict[str, Any], target: str) -> XRay:
     """The X-ray of a launch."""
-    options = {key: arguments[key] for key in OPTIONS if key in arguments}
+    options = {key: arguments[key] for key in options_of(target) if key in arguments}
     return xray(fn, {key: value for key, value in arguments.items() if key not in options}, target, **options)
 
 
@@ -230,26 +215,17 @@ def test_own_kernels_have_the_chip_s_bits(name: str, target: str) -> None:
     code for sm_80 sums in the order of that for sm_90."""
     if name.startswith("prefill") and str(installed()).startswith("3.9."):
         pytest.skip("Triton 3.9 adds up a row's exponentials as a tree, those of the record one after the other")
-    ran, _, _, out, lse, _ = own_run(name, target)
+    call = next(call for call in CALLS if str(call) == name)
+    if call.backend == "hopper" and gluon_lacks():
+        pytest.skip(f"Hopper's kernels are not used with {gluon_lacks()}")
+    out = as_tensors(call.output(call.arrays()))
+    fn, grid, arguments, lse = launched(call, out)
+    ran = run(fn, grid, target=target, **arguments)
     with np.load(RECORDS / "chip_bits.npz") as recorded:
         for what, ours in (("out", to_numpy(out)), ("lse", to_numpy(lse))):
             theirs = recorded[f"{name} {what}"]
             assert np.array_equal(ours.view(theirs.dtype), theirs), what
     assert ran.provisional == ()
-
-
-@pytest.mark.parametrize("name, target", [
-    pytest.param(*own, marks=pytest.mark.slow) if own[0].startswith("prefill") else own for own in OWN
-])
-def test_own_kernels_have_the_passes_that_an_x_ray_predicts(name: str, target: str) -> None:
-    """Every load, store, ldmatrix, stmatrix and cp.async of shared memory, a warp, operands of wgmma and boxes of TMA:
-    from the addresses that the X-ray follows through the LLVM IR, and from those that the code for the chip had when it
-    ran."""
-    ran, fn, arguments, _, _, made = own_run(name, target)
-    found = x_rayed(fn, arguments, target)
-    assert found.unknown == found.notes == []
-    assert predicted(found) == counted(ran)
-    agree(found, made)
 
 
 @dataclass(frozen=True)
@@ -314,17 +290,6 @@ def instruction_of(sass: str) -> str:
         if op.startswith(start):
             return name
     raise AssertionError(sass)
-
-
-def test_mla_decode_has_the_passes_that_an_x_ray_predicts() -> None:
-    """As above, of rows of 576 columns, split into two tiles."""
-    fn, grid, arguments = recorded("mla decode, 16 heads")
-    with copies() as made:
-        ran = run(fn, grid, target="sm_80", arithmetic="float32", **arguments)
-    found = x_rayed(fn, arguments, "sm_80")
-    assert found.unknown == found.notes == []
-    assert predicted(found) == counted(ran)
-    agree(found, made)
 
 
 @pytest.mark.skipif(installed() != "3.6.0", reason="the record is that of Triton 3.6.0")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from kvlab.xray.accesses import MemoryAccess, accesses, joined
+from kvlab.xray.accesses import MemoryAccess, _pieces, accesses, joined
 from kvlab.xray.cures import wider
 from kvlab.xray.edges import allocations, edges
-from kvlab.xray.llir import LaneValues, functions
+from kvlab.xray.llir import IrLine, LaneValues, functions
 from kvlab.xray.ttgir import read
 
 IR = """
@@ -173,16 +175,58 @@ def test_names_of_one_partition_are_not_those_of_another() -> None:
     assert printed.roots == printed.operands
 
 
-def test_neighbours_are_joined_to_what_the_ptx_has() -> None:
-    """Eight words of a lane in a row: two loads of 16 bytes, four of 8, or as they are, as the PTX says."""
-    lane = np.arange(32)[None]
-    words = [MemoryAccess("ld.shared.b32", "shared", False, 4, 32 * lane + 4 * n, lane >= 0, None, ((3, 1),), 0)
-             for n in range(8)]
-    for text, many, nbytes in (("v4.b32", 2, 16), ("v2.b32", 4, 8), ("b32", 8, 4)):
-        found = joined(words, f"ld.shared.{text} %r1, [%r2];\n" * many)
-        assert [(a.instruction, a.nbytes) for a in found] == [(f"ld.shared.b{8 * nbytes}", nbytes)] * many
-        assert [int(a.addresses[0, 1]) for a in found] == list(range(32, 64, nbytes))
-    assert joined(words, "ld.shared.v4.b32 %r1, [%r2];") == words  # of other widths than these
+LANE = np.arange(32)[None]
+
+
+def word(number: int, nbytes: int = 4, at: int | None = None, apart: int = 32) -> MemoryAccess:
+    """The word so many words on in a lane's row."""
+    where = apart * LANE + 4 * (number if at is None else at)
+    return MemoryAccess(f"ld.shared.b{8 * nbytes}", "shared", False, nbytes, where, LANE >= 0, None, ((3, 1),), 0)
+
+
+def found_in(lines: list[tuple[int, int, MemoryAccess]], ptx: str) -> list[tuple[int, int]]:
+    """(first byte of lane 0, bytes) of lines (stretch, alignment, access) behind the compiler's last stage."""
+    made = joined([((0, stretch), align, [access]) for stretch, align, access in lines], ptx)
+    assert all(a.instruction == f"ld.shared.b{8 * a.nbytes}" for a in made)
+    return [(int(a.addresses[0, 0]), a.nbytes) for a in made]
+
+
+def test_neighbours_are_joined_as_far_as_their_alignment_is_known() -> None:
+    """Rests on the rule of LLVM's vectoriser of loads and stores, and on what the PTX has: eight words in a row are two
+    loads of 16 bytes, or four of 8, or stay."""
+    for most, text, many in ((16, "v4.b32", 2), (8, "v2.b32", 4), (4, "b32", 8)):
+        lines = [(0, min(most, 4 * (n & -n or 4)), word(n)) for n in range(8)]
+        ptx = f"ld.shared.{text} %r1, [%r2];\n" * many
+        assert found_in(lines, ptx) == [(at, 32 // many) for at in range(0, 32, 32 // many)]
+        assert found_in(lines[::-1], ptx) == [(at, 32 // many) for at in range(32 - 32 // many, -1, -32 // many)]
+        assert len(found_in(lines, ptx + "ld.shared.b8 %r1, [%r2];")) == 8  # of other widths than these
+
+
+def test_neighbours_that_are_not_joined() -> None:
+    """Of two stretches, not in a row, of lanes that lie otherwise; three of them aligned to 16 bytes are a load of 16,
+    whose last word nobody reads, and a unit is not cut."""
+    pair = "ld.shared.v2.b32 {%r1, %r2}, [%r3];"
+    assert found_in([(0, 8, word(0)), (0, 4, word(1))], pair) == [(0, 8)]
+    for apart in ([(0, 8, word(0)), (1, 4, word(1))], [(0, 8, word(0)), (0, 8, word(2))],
+                  [(0, 8, word(0)), (0, 4, word(1, apart=64))], [(0, 4, word(0)), (0, 4, word(1))]):
+        assert [nbytes for _, nbytes in found_in(apart, pair)] == [4, 4]
+    three = [(0, 16, word(0)), (0, 4, word(1)), (0, 8, word(2))]
+    assert found_in(three, "ld.shared.v4.b32 {%r1, %r2, %r3, _}, [%r4];") == [(0, 16)]
+    assert found_in(three, f"{pair}\nld.shared.b32 %r1, [%r4];") == [(0, 8), (8, 4)]
+    wide = [(0, 16, word(0)), (0, 16, word(0, nbytes=16, at=1))]
+    assert found_in(wide, "ld.shared.b32 %r1, [%r2];\nld.shared.v4.b32 %r1, [%r2];") == [(0, 4), (4, 16)]
+
+
+@pytest.mark.parametrize("kind, align, pieces", [
+    ("<4 x float>", 16, [(0, 16)]), ("<4 x float>", 8, [(0, 8), (8, 8)]),
+    ("<4 x float>", 4, [(0, 4), (4, 4), (8, 4), (12, 4)]),
+    ("<4 x i8>", 1, [(0, 1), (1, 1), (2, 1), (3, 1)]), ("float", 4, [(0, 4)]),
+    ("<8 x i1>", 1, [(0, 1)]), ("<16 x i1>", 2, [(0, 1), (1, 1)]), ("<32 x i1>", 4, [(0, 1), (1, 1), (2, 2)]),
+])
+def test_vectors_are_parted_as_far_as_their_alignment_is_not_known(kind: str, align: int, pieces: Any) -> None:
+    """Rests on PTX that the compiler made of such loads (tests/simt/test_every_kernel.py runs it)."""
+    line = IrLine("%2", "load", f"{kind}, ptr addrspace(3) %1, align {align}", 0, ())
+    assert _pieces(line, kind) == pieces
 
 
 def test_a_wider_access_has_sixteen_bytes_at_most() -> None:

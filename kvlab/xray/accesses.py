@@ -126,10 +126,10 @@ def accesses(
     ptx      where given, what the compiler's last stage made of the function: neighbours are joined as there
     """
     vendor, stretch = get_arch(arch).vendor, 0
-    found: list[tuple[tuple[int, int], int, list[MemoryAccess]]] = []
+    found: list[Line] = []
     for one in made.instructions:
         try:
-            found.append(((one.block, stretch), alignment(one), list(_of(one, lanes, vendor))))
+            found.append(((one.block, stretch, element_of(one)), alignment(one), list(_of(one, lanes, vendor))))
         except (ValueError, IndexError, KeyError, TypeError):
             if unread is not None:
                 unread.append(f"{one.opcode} {one.text}"[:120])
@@ -154,11 +154,31 @@ def alignment(one: IrLine) -> int:
     return int(told[1]) if told else 0
 
 
-Lines = Sequence[tuple[tuple[int, int], int, list[MemoryAccess]]]
-"""Of each line: the stretch of code within which accesses may change places, its alignment, its accesses."""
+def element_of(one: IrLine) -> int:
+    """Bytes of an element of what a line loads or stores; 0 for another line.
+
+    >>> from kvlab.xray.llir import IrLine
+    >>> element_of(IrLine("%2", "load", "<4 x float>, ptr addrspace(3) %1, align 8", 0, ()))
+    4
+    """
+    if one.opcode not in ("load", "store"):
+        return 0
+    kind = _kind(one)
+    vector = re.match(r"<\d+ x (.*)>$", kind)
+    return size_of(vector[1] if vector else kind)
 
 
-def joined(found: Lines, ptx: str) -> list[MemoryAccess]:
+def _kind(one: IrLine) -> str:
+    """The type that a line loads or stores."""
+    first = split(_without_flags(one.text))[0]
+    return first if one.opcode == "load" else typed(first)[0]
+
+
+Line = tuple[tuple[int, int, int], int, list[MemoryAccess]]
+"""Block and stretch of code within which accesses may change places and bytes of an element; alignment; accesses."""
+
+
+def joined(found: Sequence[Line], ptx: str) -> list[MemoryAccess]:
     """The accesses of all lines. Loads, and stores, of shared memory whose addresses run on are joined as the
     compiler's last stage joins those of a stretch, as far as their alignment is known: where that gives just the widths
     that the PTX has. Otherwise they stay.
@@ -172,7 +192,7 @@ def joined(found: Lines, ptx: str) -> list[MemoryAccess]:
         plain = {n: one for n, one in lines.items() if one[1]}
         fixed = Counter(a.nbytes for n, one in lines.items() if n not in plain for a in one[2])
         for fill in (0, 1):
-            runs = [run for many in _stretches(plain).values() for run in _runs(many, fill)]
+            runs = [run for element, many in _stretches(plain) for run in _runs(many, fill * element)]
             parts = [part for run in runs for part in _parts(*run)]
             if fixed + Counter(a.nbytes for _, a in parts) == wanted:
                 taken |= {n: [a for at, a in parts if at == n] for n in plain}
@@ -189,31 +209,32 @@ Run = list[tuple[int, int, list[MemoryAccess]]]
 """Lines whose addresses run on: number, alignment, accesses."""
 
 
-def _stretches(plain: Mapping[int, tuple[tuple[int, int], int, list[MemoryAccess]]]) -> dict[object, Run]:
-    """Lines of one stretch, of elements of one size, whose addresses are the same distance apart on all lanes; by
-    distance."""
-    groups: dict[object, Run] = {}
+def _stretches(plain: Mapping[int, Line]) -> Iterator[tuple[int, Run]]:
+    """Lines of one stretch, of elements of one size, whose addresses are the same distance apart on all lanes, by
+    distance; and the bytes of an element."""
+    groups: dict[tuple[tuple[int, int, int], bytes, bytes], Run] = {}
     for number, (stretch, align, many) in plain.items():
         where = many[0].addresses
         shape = (where - where.flat[0]).tobytes(), many[0].active.tobytes()
         groups.setdefault((stretch, *shape), []).append((number, align, many))
-    return {key: sorted(many, key=lambda one: int(one[2][0].addresses.flat[0])) for key, many in groups.items()}
+    for ((*_, element), *_), many in groups.items():
+        yield element, sorted(many, key=lambda one: int(one[2][0].addresses.flat[0]))
 
 
-def _runs(lines: Run, fill: int) -> Iterator[tuple[Run, int]]:
+def _runs(lines: Run, spare: int) -> Iterator[tuple[Run, int]]:
     """These parted: from each line on the longest run that is an aligned access of a legal width, or itself; and its
-    bytes, up to ``fill`` elements that nobody reads among them."""
+    bytes, up to ``spare`` that nobody reads among them."""
     first = 0
     while first < len(lines):
         _, align, many = lines[first]
-        start, end, element = int(many[0].addresses.flat[0]), 0, min(a.nbytes for a in many)
+        start, end = int(many[0].addresses.flat[0]), 0
         best, width = 1, sum(a.nbytes for a in many)
         for count, (_, _, one) in enumerate(lines[first:], 1):
             end += sum(a.nbytes for a in one)
             whole = 1 << (end - 1).bit_length()
             if end > _WIDEST or int(one[0].addresses.flat[0]) + sum(a.nbytes for a in one) != start + end:
                 break
-            if count > 1 and align % whole == 0 and whole - end <= fill * element:
+            if count > 1 and align % whole == 0 and whole - end <= spare:
                 best, width = count, whole
         yield lines[first : first + best], width
         first += best
@@ -230,8 +251,7 @@ def _parts(run: Run, nbytes: int) -> list[tuple[int, MemoryAccess]]:
 
 def _of(one: IrLine, lanes: LaneValues, vendor: str) -> Iterator[MemoryAccess]:
     if one.opcode in ("load", "store"):
-        parts = split(_without_flags(one.text))
-        kind = parts[0] if one.opcode == "load" else typed(parts[0])[0]
+        parts, kind = split(_without_flags(one.text)), _kind(one)
         space = _SPACE.search(parts[1])
         if space is None or space[1] not in ("1", "3"):
             return
@@ -259,12 +279,10 @@ def _of(one: IrLine, lanes: LaneValues, vendor: str) -> Iterator[MemoryAccess]:
 def _pieces(one: IrLine, kind: str) -> list[tuple[int, int]]:
     """(offset, bytes) of the accesses that a load or store becomes: a vector that is aligned to less than its size is
     parted; of bits, whose bytes are asked for one by one, the upper half stays one."""
-    nbytes, vector = size_of(kind), re.match(r"<\d+ x (.*)>$", kind)
-    if vector is None or nbytes == 1:
-        return [(0, nbytes)]
-    if vector[1] == "i1":
+    nbytes = size_of(kind)
+    if kind.endswith(" x i1>"):
         return [*((n, 1) for n in range(nbytes // 2)), (nbytes // 2, nbytes - nbytes // 2)]
-    step = max(size_of(vector[1]), min(nbytes, alignment(one) or nbytes))
+    step = max(element_of(one), min(nbytes, alignment(one) or nbytes))
     return [(offset, step) for offset in range(0, nbytes, step)]
 
 

@@ -106,6 +106,7 @@ def launched(row: Row, target: str) -> list[Launched]:
         patch.setattr(KernelInterface, "__getitem__", launcher)
         patch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
         patch.setattr("kvlab.attention.mha_decode.hopper.arrivals", lambda count, _: torch.zeros(count).int())
+        patch.setattr("kvlab.attention.mha_prefill.hopper.machine", lambda _: (target, 2))
         go()
     return done
 
@@ -177,8 +178,9 @@ def slots(case: Latent, topk: int, **more: Any) -> Make:
         listed = Listed(case, topk)
         x, options = listed.x, {"indices": listed.indices, "num_splits": case.splits} | more
         call = planned(attention.mla_decode_paged, listed.q, x.kv, target=target, **x.options, **options)
-        q, _, *rest = call.arrays
-        return launch_of(call, q, x.rows, *rest)  # whole rows, as a kernel finds their rope columns behind
+        q, kv, *rest = call.arrays
+        whole = x.rows if more else kv  # Hopper's finds the rope columns of a row behind its latents
+        return launch_of(call, q, whole, *rest)
     return make
 
 
@@ -250,7 +252,6 @@ PAIR = (300, 300), (40, 430)
 ROWS: dict[str, Row] = {
     "decode": Row(decode(Decode((600, 3), heads=(8, 2), D=128, splits=2)), f"{DECODE} {MERGE}"),
     "decode of float32": Row(decode(Decode((600, 3), dtype="fp32", splits=1)), DECODE, slow=True),
-    "decode of drafts": Row(decode(Decode((600, 5), dtype="fp16", S=4, splits=1)), DECODE, slow=True),
     "decode with features": Row(
         decode(FeatureCase((500, 17), mask="bias", softcap=3.0, sinks=True, alibi="head", S=3, splits=1)), DECODE,
         slow=True),
@@ -260,15 +261,12 @@ ROWS: dict[str, Row] = {
         decode(FeatureCase((900, 3), D=256, kv=FP8, scales="head", dtype=FP8, S=2, splits=1)), DECODE, HOPPER,
         slow=True),
     "decode, deep": Row(decode(FeatureCase((300, 3), D=576, Dv=512, splits=1)), DECODE, slow=True),
-    "decode of NVFP4": Row(four_bits("e2m1"), DECODE, slow=True),
     "decode of NVFP4, scales in fours": Row(four_bits("words"), DECODE),
-    "decode of int4": Row(four_bits("int4"), DECODE, slow=True),
     "decode over minima": Row(four_bits("halves"), DECODE, slow=True),
     "decode of Hopper": Row(
         decode(FeatureCase((150, 0, 17), heads=(6, 3), D=128, kv="fp8", scales="head", splits=2), **BY_HOPPER),
         HOPPERS["mha_decode"], HOPPER, slow=True),
     "streaming": Row(streaming(Decode((500, 3), D=128, splits=1)), STREAMING, slow=True),
-    "streaming of float32": Row(streaming(Decode((500, 3), dtype="fp32", splits=1)), STREAMING, slow=True),
     "streaming with features": Row(
         streaming(FeatureCase((500, 17), mask="bias", softcap=3.0, sinks=True, alibi="head", S=3, splits=2)),
         f"{STREAMING} {MERGE}", slow=True),
@@ -277,14 +275,11 @@ ROWS: dict[str, Row] = {
     "prefill over pages": Row(prefill(paged(*PAIR, D=128)), PREFILL, slow=True),
     "prefill, ragged": Row(
         prefill(Prefill(PAIR, form="ragged", softcap=15.0, sinks=True)), PREFILL, slow=True),
-    "prefill of float32": Row(prefill(Prefill(((70, 300),), dtype="fp32")), PREFILL, slow=True),
     "prefill, masked": Row(prefill(Prefill(((70, 300),), mask="striped", alibi="sequence")), PREFILL, slow=True),
     "prefill, windowed": Row(prefill(Prefill(((70, 300),), window=140, temperature=True)), PREFILL),
     "prefill, wide": Row(prefill(Prefill(((70, 300),), D=192, DV=128)), PREFILL, slow=True),
     "prefill of e4m3": Row(prefill(paged(*PAIR, D=128, dtype="fp8", scales="head")), PREFILL, HOPPER, slow=True),
     "prefill over e4m3": Row(prefill(paged(*PAIR, D=128, kv="fp8", scales="token")), PREFILL, HOPPER, slow=True),
-    "prefill of Hopper": Row(
-        prefill(Prefill(((300, 300),), heads=(2, 1), D=128), **BY_HOPPER), HOPPERS["mha_prefill"], HOPPER, slow=True),
     "prefill of Hopper, capped": Row(
         prefill(paged((300, 300), (0, 5), (65, 130), heads=(2, 1), D=128, softcap=20.0, window=70), **BY_HOPPER),
         HOPPERS["mha_prefill"], HOPPER, slow=True),
@@ -305,16 +300,11 @@ ROWS: dict[str, Row] = {
         HOPPER, slow=True),
     "MLA decode over a list": Row(
         latent(Latent((300, 3, 65), H=16, columns=FULL), balanced=True), LATENT_WALK, slow=True),
-    "MLA decode of Hopper over a list": Row(
-        latent(Latent((200, 3, 65), H=16, columns=FULL, page=64), balanced=True, **BY_HOPPER),
-        f"{HOPPERS['mla_decode']} {LISTS}", HOPPER, slow=True),
     "MLA prefill": Row(expanded(Expanded(PAIR)), EXPANDED, slow=True),
     "MLA prefill of float16 over e4m3": Row(
         expanded(Expanded(PAIR, dtype="fp16", kv="fp8", scales="head", row="")), EXPANDED, HOPPER, slow=True),
     "MLA prefill of e4m3": Row(
         expanded(Expanded(PAIR, dtype="fp8", row="fp8", scales="number")), EXPANDED, HOPPER, slow=True),
-    "MLA prefill, scaled rope": Row(
-        expanded(Expanded(PAIR, row="rope-aware", k_scale="token")), EXPANDED, slow=True),
     "MLA prefill over a list": Row(
         expanded(Expanded(PAIR), plan=True), f"attend_paged.expanded.kernel.walk {LISTS}", slow=True),
     "a step": Row(attend(paged(*STEP, heads=(8, 2), D=128)), WALK, slow=True),
@@ -327,8 +317,6 @@ ROWS: dict[str, Row] = {
     "a step of Hopper": Row(
         attend(paged((140, 300), *STEP[1:], heads=(8, 2), D=80, sinks=True), **BY_HOPPER),
         f"attend_paged.hopper.walk {HOPPERS['mha_prefill']} {LISTS}", HOPPER, slow=True),
-    "decode over a list": Row(
-        decode(Decode((900, 3, 65), heads=(8, 2), D=128), balanced=True), WALK, slow=True),
     "store": Row(store(Store(tokens=40, rope=64)), STORE),
     "store of e4m3": Row(store(Store(cache="fp8", scale="own", granularity=32, D=(128, 64))), STORE, HOPPER),
     "store of NVFP4": Row(store(FourBitStore("words", (128, 64))), STORE, slow=True),

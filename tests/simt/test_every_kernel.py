@@ -1,5 +1,6 @@
 """Every kernel that kvlab launches: the passes that an X-ray predicts of each access to shared memory, and those that
-the compiled code took when it ran. Rests on the machine of compiled code, which a chip's counters hold (test_kernels.py).
+the compiled code took when it ran. Rests on the machine of compiled code, which a chip's counters hold
+(test_kernels.py).
 """
 
 from __future__ import annotations
@@ -32,4 +33,4 @@ def test_each_access_has_the_passes_that_an_x_ray_predicts(name: str, target: st
         assert one.found.unknown == one.found.notes == [], one.kernel
         assert idle(one.ran) == [], one.kernel
         assert predicted(one.found) == counted(one.ran), one.kernel
-        agree(one.found, one.copies)
+        agree(one.found, one.copies, one.ran)

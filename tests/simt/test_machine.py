@@ -86,6 +86,8 @@ LAWS: dict[str, Any] = {
     "rem.u32 %r3, %r1, %r4": lambda a, b: a % (b | 1),
     "min.s32 %r3, %r1, %r2": lambda a, b: min(signed(a), signed(b)),
     "max.u32 %r3, %r1, %r2": lambda a, b: max(a, b),
+    "add.s16x2 %r3, %r1, %r2": lambda a, b: (a + b) % 2**16 | ((a >> 16) + (b >> 16)) % 2**16 << 16,
+    "max.u16x2 %r3, %r1, %r2": lambda a, b: max(a % 2**16, b % 2**16) | max(a >> 16, b >> 16) << 16,
     "max.relu.s32 %r3, %r1, %r2": lambda a, b: max(signed(a), signed(b), 0),
     "shl.b32 %r3, %r1, %r2": lambda a, b: a << min(b, 32),
     "shr.u32 %r3, %r1, %r2": lambda a, b: a >> min(b, 32),

@@ -51,4 +51,4 @@ def test_a_compiled_tutorial_gives_its_twin_s_results_and_the_predicted_passes(n
     found = xray(kernel, arguments, target, num_stages=3)
     assert found.unknown == []
     assert predicted(found) == counted(ran)
-    agree(found, made)
+    agree(found, made, ran)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from kvlab.xray.accesses import MemoryAccess, _pieces, accesses, joined
 from kvlab.xray.cures import wider
-from kvlab.xray.edges import allocations, edges
+from kvlab.xray.edges import Edge, allocations, edges
+from kvlab.xray.findings import uncoalesced
 from kvlab.xray.llir import IrLine, LaneValues, functions
 from kvlab.xray.ttgir import read
 
@@ -106,8 +108,31 @@ def test_a_line_that_is_not_understood_is_listed() -> None:
     assert len(accesses(made, LaneValues(made, [1 << 40, 2048], 64, 32), "sm_90", unread)) == 3
     assert unread == ["load addrspace(3)"]
     torn = functions(IR.replace("i32 1024), i32 %3", "i32 1022), i32 %3"))[0]
-    access = accesses(torn, LaneValues(torn, [1 << 40, 2048], 64, 32), "sm_90")[1]
-    assert (access.notes, access.passes("sm_90")) == ({"unknown address"}, (0, 0))
+    for arch, lanes, name in (("sm_90", 32, "ld.shared.b128"), ("gfx942", 64, "ds_read_b128")):
+        access = accesses(torn, LaneValues(torn, [1 << 40, 2048], 64, lanes), arch)[1]
+        assert (access.instruction, access.notes, access.passes(arch)) == (name, {"unknown address"}, (0, 0))
+
+
+def test_of_several_ways_on_the_first_is_taken() -> None:
+    """As it stands in the text, whatever the numbers of the blocks; of a loop's it is the way in."""
+    for ways, expected in (("[ 32, %5 ], [ 512, %2 ]", 32), ("[ 512, %2 ], [ 32, %5 ]", 512)):
+        text = IR.replace("  br label %7\n\n7:", f"  %way = phi i32 {ways}\n  br label %7\n\n7:")
+        made = functions(text.replace("[ 256, %.lr.ph ]", "[ %way, %.lr.ph ]"))[0]
+        load = accesses(made, LaneValues(made, [1 << 40, 2048], 64, 32), "sm_90")[1]
+        assert np.array_equal(load.addresses, 1024 + expected + 16 * np.arange(64).reshape(2, 32))
+
+
+def test_a_quarter_more_sectors_are_told() -> None:
+    """128 bytes a warp that begin 16 bytes past a sector are five sectors for four: of both warps that is a quarter
+    more and is told, of one it is less."""
+    for past, told in (((16, 16), ["misaligned"]), ((16, 0), [])):
+        where = np.arange(64).reshape(2, 32) * 4 + np.array(past)[:, None] + np.array([[0], [1024]])
+        access = MemoryAccess("ld.global.b32", "global", False, 4, where, where >= 0, None, ((3, 1),), 0)
+        edge = Edge("tt.load", "global", 3, 1, ((3, 1),), (), None, None, None, None, 0, accesses=[access])
+        edge.sectors, edge.ideal_sectors = access.sectors()
+        assert (edge.sectors, edge.ideal_sectors) == (8 + len(told) + 1, 8)
+        stub: Any = SimpleNamespace(edges=[edge], target="sm_90", assumed={})
+        assert [one.kind for one in uncoalesced(stub)] == told
 
 
 TTGIR = """#blocked = #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [32], warpsPerCTA = [4], order = [0]}>
@@ -186,7 +211,7 @@ def word(number: int, nbytes: int = 4, at: int | None = None, apart: int = 32) -
 
 def found_in(lines: list[tuple[int, int, MemoryAccess]], ptx: str) -> list[tuple[int, int]]:
     """(first byte of lane 0, bytes) of lines (stretch, alignment, access) behind the compiler's last stage."""
-    made = joined([((0, stretch), align, [access]) for stretch, align, access in lines], ptx)
+    made = joined([((0, stretch, 4), align, [access]) for stretch, align, access in lines], ptx)
     assert all(a.instruction == f"ld.shared.b{8 * a.nbytes}" for a in made)
     return [(int(a.addresses[0, 0]), a.nbytes) for a in made]
 

@@ -211,14 +211,24 @@ Run = list[tuple[int, int, list[MemoryAccess]]]
 
 def _stretches(plain: Mapping[int, Line]) -> Iterator[tuple[int, Run]]:
     """Lines of one stretch, of elements of one size, whose addresses are the same distance apart on all lanes, by
-    distance; and the bytes of an element."""
+    distance, without loads of what one of them loads; and the bytes of an element."""
     groups: dict[tuple[tuple[int, int, int], bytes, bytes], Run] = {}
     for number, (stretch, align, many) in plain.items():
         where = many[0].addresses
         shape = (where - where.flat[0]).tobytes(), many[0].active.tobytes()
         groups.setdefault((stretch, *shape), []).append((number, align, many))
     for ((*_, element), *_), many in groups.items():
-        yield element, sorted(many, key=lambda one: int(one[2][0].addresses.flat[0]))
+        ordered, end = [], -1
+        for one in sorted(many, key=lambda one: (int(one[2][0].addresses.flat[0]), -_bytes(one))):
+            last = int(one[2][0].addresses.flat[0]) + _bytes(one)
+            if last > end or one[2][0].store:
+                ordered.append(one)
+            end = max(end, last)
+        yield element, ordered
+
+
+def _bytes(line: tuple[int, int, list[MemoryAccess]]) -> int:
+    return sum(access.nbytes for access in line[2])
 
 
 def _runs(lines: Run, spare: int) -> Iterator[tuple[Run, int]]:
@@ -228,11 +238,11 @@ def _runs(lines: Run, spare: int) -> Iterator[tuple[Run, int]]:
     while first < len(lines):
         _, align, many = lines[first]
         start, end = int(many[0].addresses.flat[0]), 0
-        best, width = 1, sum(a.nbytes for a in many)
-        for count, (_, _, one) in enumerate(lines[first:], 1):
-            end += sum(a.nbytes for a in one)
+        best, width = 1, _bytes(lines[first])
+        for count, one in enumerate(lines[first:], 1):
+            end += _bytes(one)
             whole = 1 << (end - 1).bit_length()
-            if end > _WIDEST or int(one[0].addresses.flat[0]) + sum(a.nbytes for a in one) != start + end:
+            if end > _WIDEST or int(one[2][0].addresses.flat[0]) + _bytes(one) != start + end:
                 break
             if count > 1 and align % whole == 0 and whole - end <= spare:
                 best, width = count, whole

@@ -193,9 +193,10 @@ def expanded(case: Expanded, plan: bool = False) -> Make:
                 patch.setattr(mla_prefill_cases, name, lambda *a, op=operation, **o: calls.append(op.planned(*a, **o)))
             given: dict[str, Any] = {}
             if plan:
-                new = np.diff(x.cu_q)
+                nope, rope, value = case.columns
                 given["plan"] = attention.plan(
-                    x.seq_lens, new, q_heads=case.H, kv_heads=case.H, head_dim=sum(case.columns[:2]), programs=3)
+                    x.seq_lens, (x.cu_q, len(x.q)), q_heads=case.H, kv_heads=case.H, head_dim=(max(nope, value), rope),
+                    programs=3 * case.H)
             x.call(backend="emulator", arch=target, **given)
         return launch_of(*calls)
     return make
@@ -280,9 +281,6 @@ ROWS: dict[str, Row] = {
     "prefill, wide": Row(prefill(Prefill(((70, 300),), D=192, DV=128)), PREFILL, slow=True),
     "prefill of e4m3": Row(prefill(paged(*PAIR, D=128, dtype="fp8", scales="head")), PREFILL, HOPPER, slow=True),
     "prefill over e4m3": Row(prefill(paged(*PAIR, D=128, kv="fp8", scales="token")), PREFILL, HOPPER, slow=True),
-    "prefill of Hopper, capped": Row(
-        prefill(paged((300, 300), (0, 5), (65, 130), heads=(2, 1), D=128, softcap=20.0, window=70), **BY_HOPPER),
-        HOPPERS["mha_prefill"], HOPPER, slow=True),
     "prefill of Hopper, e4m3": Row(
         prefill(Prefill(((300, 300),), heads=(2, 1), D=128, dtype="fp8", scales="head"), **BY_HOPPER),
         HOPPERS["mha_prefill"], HOPPER, slow=True),
@@ -306,7 +304,8 @@ ROWS: dict[str, Row] = {
     "MLA prefill of e4m3": Row(
         expanded(Expanded(PAIR, dtype="fp8", row="fp8", scales="number")), EXPANDED, HOPPER, slow=True),
     "MLA prefill over a list": Row(
-        expanded(Expanded(PAIR), plan=True), f"attend_paged.expanded.kernel.walk {LISTS}", slow=True),
+        expanded(Expanded(PAIR), plan=True), "attend_paged.expanded.kernel.walk attend_paged.kernel.join", HOPPER,
+        slow=True),
     "a step": Row(attend(paged(*STEP, heads=(8, 2), D=128)), WALK, slow=True),
     "a step over e4m3": Row(attend(paged(*STEP, heads=(8, 2), D=128, kv="fp8", scales="head")), WALK, HOPPER,
                               slow=True),
@@ -314,9 +313,9 @@ ROWS: dict[str, Row] = {
         attend(paged(*STEP, heads=(8, 2), softcap=2.0, sinks=True, window=300)), WALK, slow=True),
     "a step with queries of V": Row(attend(paged((5, 600), (2, 20), heads=(4, 2)), qv=True), WALK, slow=True),
     "a step over NVFP4": Row(four_bits("e2m1", listed=True), WALK, slow=True),
-    "a step of Hopper": Row(
-        attend(paged((140, 300), *STEP[1:], heads=(8, 2), D=80, sinks=True), **BY_HOPPER),
-        f"attend_paged.hopper.walk {HOPPERS['mha_prefill']} {LISTS}", HOPPER, slow=True),
+    "decode of Hopper over a list": Row(
+        decode(Decode((300, 3, 65), heads=(8, 2), D=128), balanced=True, **BY_HOPPER),
+        f"attend_paged.hopper.walk {LISTS}", HOPPER, slow=True),
     "store": Row(store(Store(tokens=40, rope=64)), STORE),
     "store of e4m3": Row(store(Store(cache="fp8", scale="own", granularity=32, D=(128, 64))), STORE, HOPPER),
     "store of NVFP4": Row(store(FourBitStore("words", (128, 64))), STORE, slow=True),

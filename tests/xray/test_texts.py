@@ -238,6 +238,8 @@ def test_neighbours_that_are_not_joined() -> None:
     three = [(0, 16, word(0)), (0, 4, word(1)), (0, 8, word(2))]
     assert found_in(three, "ld.shared.v4.b32 {%r1, %r2, %r3, _}, [%r4];") == [(0, 16)]
     assert found_in(three, f"{pair}\nld.shared.b32 %r1, [%r4];") == [(0, 8), (8, 4)]
+    twice = [(0, 8, word(0)), (0, 8, word(0, nbytes=8)), (0, 4, word(1))]
+    assert found_in(twice, pair) == [(0, 8)]  # loads of what another one loads are none
     wide = [(0, 16, word(0)), (0, 16, word(0, nbytes=16, at=1))]
     assert found_in(wide, "ld.shared.b32 %r1, [%r2];\nld.shared.v4.b32 %r1, [%r2];") == [(0, 4), (4, 16)]
 

@@ -217,14 +217,15 @@ def _stretches(plain: Mapping[int, Line]) -> Iterator[tuple[int, Run]]:
         where = many[0].addresses
         shape = (where - where.flat[0]).tobytes(), many[0].active.tobytes()
         groups.setdefault((stretch, *shape), []).append((number, align, many))
-    for ((*_, element), *_), many in groups.items():
-        ordered, end = [], -1
-        for one in sorted(many, key=lambda one: (int(one[2][0].addresses.flat[0]), -_bytes(one))):
+    for (key, *_), lines in groups.items():
+        ordered: Run = []
+        end = -1
+        for one in sorted(lines, key=lambda one: (int(one[2][0].addresses.flat[0]), -_bytes(one))):
             last = int(one[2][0].addresses.flat[0]) + _bytes(one)
             if last > end or one[2][0].store:
                 ordered.append(one)
             end = max(end, last)
-        yield element, ordered
+        yield key[2], ordered
 
 
 def _bytes(line: tuple[int, int, list[MemoryAccess]]) -> int:

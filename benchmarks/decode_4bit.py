@@ -28,8 +28,9 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
 SIZES = [(context, page) for context in (4096, 16384) for page in (16, 64)]
 TILES = [
-    (32, 3, 1), (64, 3, 2), (64, 3, 4), (64, 4, 4), (128, 2, 4), (128, 3, 4), (128, 4, 4), (128, 3, 2), (256, 2, 4),
+    (32, 3, 1), (32, 5, 1), (64, 3, 2), (64, 5, 2), (64, 5, 4), (128, 3, 4), (128, 5, 4), (128, 3, 8), (256, 3, 4),
 ]
+RESIDENT = 512
 
 
 def inputs(kind: str, context: int, page: int) -> tuple[tuple[torch.Tensor, ...], dict[str, Any], int]:
@@ -90,19 +91,23 @@ def error(out: torch.Tensor, arguments: tuple[torch.Tensor, ...], options: dict[
 
 
 def sweep_tiles(arguments: tuple[torch.Tensor, ...], options: dict[str, Any], moved: int, read: float) -> list[Any]:
-    """The rates of other tiles."""
+    """The rates of other tiles with 1 to 4 splits, and with 4 over so few pages that they stay in L2."""
     (q, k, v, table, lens), config = arguments, explain(mha_decode_paged, *arguments, **options).config
     features, found = Features(scales=resolve_scales(q, k, v, B, **options)), []
     for BN, stages, warps in TILES:
-        tried = dataclasses.replace(config, BN=BN, num_stages=stages, num_warps=warps)
-        try:
-            ms = milliseconds(
-                lambda c=tried: launch(q[:, None], k, v, table, lens, scale=D**-0.5, config=c, features=features)
-            )
-        except Exception as reason:  # a tile that does not fit is a result
-            found.append([BN, stages, warps, str(reason)[:60]])
-            continue
-        found.append([BN, stages, warps, round(moved / ms / 1e6 / read, 4)])
+        rates: list[Any] = []
+        for splits, pages in (*((n, table) for n in (1, 2, 3, 4)), (4, table % RESIDENT)):
+            tried = dataclasses.replace(config, BN=BN, num_stages=stages, num_warps=warps, num_splits=splits)
+            arrays = q[:, None], k, v, pages, lens
+            try:
+                ms = milliseconds(
+                    lambda a=arrays, c=tried: launch(*a, scale=D**-0.5, config=c, features=features)
+                )
+            except Exception as reason:  # a tile that does not fit is a result
+                rates.append(str(reason)[:60])
+                break
+            rates.append(round(moved / ms / 1e6 / read, 4))
+        found.append([BN, stages, warps, rates])
     return found
 
 

@@ -58,6 +58,11 @@ def has_room(made: Compiled, law: int) -> bool:
     return made.shared <= (SHARED[made.target] if ahead else law)
 
 
+def ptx_of(target: str) -> int:
+    """The constant PTX of kernels that are launched on ``target``."""
+    return int(target[3:]) if target.startswith("sm_") else 0
+
+
 def as_launched(fn: Any, arguments: dict[str, Any], target: str) -> Compiled:
     """A kernel as a launch with these arguments compiles it: the same types, constants and alignments."""
     options = {name: arguments[name] for name in OPTIONS if name in arguments}

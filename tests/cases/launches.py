@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import pytest
-from caught import SHARED, Caught, as_launched, as_tensors, has_room
+from caught import SHARED, Caught, as_launched, as_tensors, has_room, ptx_of
 from decode_cases import Case
 from feature_cases import FeatureCase
 
@@ -51,7 +51,7 @@ def compiled_features(case: FeatureCase, target: str, streaming: bool = False) -
         home.launch(*map(as_tensors, call.arrays), features=as_tensors(call.features), scale=0.1, config=chosen)
     arguments = caught.arguments
     if not streaming:
-        arguments["C"] = arguments["C"]._replace(PTX=target.startswith("sm_"))
+        arguments["C"] = arguments["C"]._replace(PTX=ptx_of(target))
     made = as_launched(caught.fn, arguments, target)
     biased = {} if streaming else {"biased": options["biased"]}
     assert has_room(made, config.shared_bytes(chosen, problem, family(target), **biased))
@@ -63,5 +63,5 @@ def compiled(case: Case, name: str, target: str) -> Compiled:
     """A kernel as a call compiles it: the same types, constants and alignments."""
     fn, _, arguments = launches(case)[name]
     if name == "attend":
-        arguments["C"] = arguments["C"]._replace(PTX=target.startswith("sm_"))
+        arguments["C"] = arguments["C"]._replace(PTX=ptx_of(target))
     return as_launched(fn, arguments, target)

@@ -10,7 +10,14 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.merge_states.config import piece_of
-from kvlab.attention.mha_decode.config import DecodeConfig, DecodeProblem, choose_config, problem_of, shared_bytes
+from kvlab.attention.mha_decode.config import (
+    CTAS_OF_ONE_WARP,
+    DecodeConfig,
+    DecodeProblem,
+    choose_config,
+    problem_of,
+    shared_bytes,
+)
 from kvlab.attention.schedule.config import INVARIANT_KEYS, MOST_UNITS, ScheduleConfig, ScheduleProblem
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.tiles.pieces import pieces
@@ -207,7 +214,7 @@ def walk_of(
     ((392,), (49, 32, 1), 64)
     """
     if ctas is None:
-        ctas = 3 if register_limit(tiles, problem) else 2 if tiles.num_warps == 4 else 1
+        ctas = 3 if register_limit(tiles, problem) else {1: CTAS_OF_ONE_WARP, 4: 2}.get(tiles.num_warps, 1)
     if overhead is None:
         overhead = max(1, round(4 * 256 / (problem.head_dim * problem.itemsize)))
     least = overhead + 8 if least is None else least

@@ -54,6 +54,7 @@ from kvlab.attention.schedule.kernel import item_blocks, team_items, unit_size, 
 from kvlab.attention.schedule.kernel import launch as make_list
 from kvlab.attention.tiles.four_bits.kernel import (
     add_minima,
+    byte_numbers,
     key_blocks,
     row_at,
     row_sums,
@@ -106,7 +107,7 @@ class WalkConstants(NamedTuple):
     V1: int
     BM: int
     BN: int
-    PTX: bool
+    PTX: int
     BOUNDED: bool
     PLACED: bool
     BLOCK: int
@@ -267,6 +268,7 @@ def walk(
             q_sum = row_sums(q, C.BLOCKS)
             m, l = start_rows(features.sinks, head, opens <= start)
             o = zeros(BM, C.V0, C.V1, C.EACH, C.BLOCKS)
+            nth_byte = byte_numbers(table_ptr, team, C.BLOCKS)  #- layout
             for at in range(lo, hi, BN):
                 #: load_k -> k    the K tile of these pages, DRAM -> shared memory
                 key = at + tl.arange(0, BN)
@@ -285,9 +287,9 @@ def walk(
                         k = v + k
                 by_block = key_blocks(features, numbers, page, slot, kv_head, exists, C)
                 #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
-                s = scores(q, k, by_block, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
+                s = scores(q, k, by_block, nth_byte, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
                 if C.EACH > 1 and features.qv is not None:
-                    second = scores(qv, v, by_block, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
+                    second = scores(qv, v, by_block, nth_byte, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
                     by_key = by_head * nope_scales(features, numbers, page, slot, kv_head, exists)
                     by_value = head_scale(
                         v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head
@@ -312,7 +314,7 @@ def walk(
                 #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
                 o = add_minima(p, o, features, numbers, page, slot, kv_head, exists)
                 p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
-                o = accumulate(p, v, o, by_block, C.EACH, C.BLOCKS, C.PTX)
+                o = accumulate(p, v, o, by_block, nth_byte, C.EACH, C.BLOCKS, C.PTX)
             #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
             sees = l != 0
             if features.sinks is None:

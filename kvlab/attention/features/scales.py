@@ -1,9 +1,9 @@
 """Scales of fp8 queries, of keys and values of fp8 or 4 bits: checked, and in the forms that kernels fold into sums.
 
 A scale is None (1), a number, an array ``[Hkv]`` (or of one element) or ``[B, Hkv]`` of float32, or, for K and V, one
-for each token and head. It multiplies what is stored: the true K is ``k * k_scale``. Scales of arrays that are not fp8
-are ignored. Numbers and scales of heads go into the softmax scale and the epilogue, those of tokens into the columns of
-S and P.
+for each token and head. It multiplies what is stored: the true K is ``k * k_scale``. K and V of other dtypes have
+none but 1, that of q is ignored. Numbers and scales of heads go into the softmax scale and the epilogue, those of
+tokens into the columns of S and P.
 
 Keys and values of 4 bits are bytes, the first of two columns in the low half: e2m1 where scales of blocks are given
 (NVFP4: e4m3, of 16 columns each; they multiply the tile where it is converted), integers from 0 to 15 where minima of
@@ -38,7 +38,7 @@ Array = np.ndarray[Any, Any]
 DOCUMENTATION = (
     "of e4m3 arrays, and of K and V of 4 bits: a number, float32 ``[Hkv]`` or ``[B, Hkv]``, or, for K and V, of each "
     "token and head ``[pages, page_size, Hkv]`` (so is taken what could be ``[B, Hkv]``, too); the true K is "
-    "``k_cache * k_scale``. Ignored for other dtypes"
+    "``k_cache * k_scale``. Left out, or 1, for K and V of other dtypes; that of another q is ignored"
 )
 BLOCK_DOCUMENTATION = (
     "of K and V of uint8, two e2m1 a byte, both or none: float8_e4m3fn ``[pages, page_size, Hkv, D / 16]`` (NVFP4), "
@@ -302,13 +302,16 @@ def by_slot(blocks: Any) -> Any:
 
 
 def block_bytes(scale: Scale) -> Any:
-    """The scales of blocks, torch tensors, as bytes: kernels for sm_80 know no e4m3; in the 4x4 order as words of four.
-    None where there are none.
+    """The scales of blocks, torch tensors, as words of two blocks, or as bytes where words do not lie aligned; in the
+    4x4 order as words of four slots. None where there are none.
     """
     if scale.blocks is None:
         return None
-    torch = torch_here()
-    return scale.blocks.view(torch.uint8) if scale.blocks.ndim < 5 else scale.blocks.view(torch.int32)[..., 0]
+    torch, blocks = torch_here(), scale.blocks
+    if blocks.ndim == 5:
+        return blocks.view(torch.int32)[..., 0]
+    even = not any(step % 2 for step in blocks.stride()[:-1]) and blocks.shape[-1] % 2 == blocks.data_ptr() % 2 == 0
+    return blocks.view(torch.int16 if even else torch.uint8)
 
 
 def resolve_scale(
@@ -317,7 +320,13 @@ def resolve_scale(
     """The scale ``name`` of the array ``of`` with ``heads`` heads in ``batch`` sequences, or of each of ``tokens``;
     ``half``: it may be of float16.
     """
-    if scale is not None and is_scaled(of):
+    if scale is not None and not is_scaled(of) and name != "q_scale":
+        array = is_torch(scale) or isinstance(scale, np.ndarray)
+        given = f"{name} of shape {tuple(scale.shape)}" if array else f"{name} is {shown(scale)}"
+        one = not array and finite_number(scale, name, "1, or left out") == 1
+        own = f"{given} with {name.partition('_')[0]} of dtype {of.dtype}"
+        require(one, own, "left out, or 1: scales are of float8_e4m3fn and of 4 bits")
+    elif scale is not None and is_scaled(of):
         if not (is_torch(scale) or isinstance(scale, np.ndarray)):
             return Scale(finite_number(scale, name, "a finite number that float32 holds, or an array"))
         check_array(name, scale)

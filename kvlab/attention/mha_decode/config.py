@@ -39,6 +39,7 @@ LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 
 MAX_ROWS = 32
 CTAS_PER_PROCESSOR = 3
+CTAS_OF_ONE_WARP = 8
 ORDERED = 1024
 CLASSES = 64
 """Classes of lengths in the order of the sequences."""
@@ -128,8 +129,9 @@ def choose_config(
     registers; ``biased``: an array is added to them.
 
     Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
-    128 keys, and so do 4 bits, where 64 are few bytes. Large depths take small tiles or more warps, or the registers
-    spill; so does float32, which has no tensor cores to hold its accumulators: more warps, and fewer keys before sm_90.
+    128 keys. 4 bits are many instructions a byte: a warp alone has 32 keys and waits for none, or four have 128; two
+    tiles are in flight. Large depths take small tiles or more warps, or the registers spill; so does float32, which has
+    no tensor cores to hold its accumulators: more warps, and fewer keys before sm_90.
     Where a tile has no room there are half as many keys and eight warps, or one stage of float32. Beyond 256 columns
     the wide piece of V is the last one, whose columns the warps share out: along the rows each would hold all of them.
     One split where the programs fill 0.6 of the device's places; otherwise the smallest number of splits that comes
@@ -153,9 +155,11 @@ num_warps=4, num_stages=3)
     itemsize = max(int(problem.itemsize), 2)
     BM, BN, warps, num_stages = _tile(widths, itemsize, arch, heavy or not one, rows)
     if problem.each == 4 and max(widths) <= 64:
-        BN = 2 * BN
+        narrow = BM == 16 and max(widths) <= 32
+        BN, warps, num_stages = (32, 1, 5) if narrow else (128, 4, 5)
     row_tiles = -(-rows // BM)
-    programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors
+    programs = problem.batch * problem.kv_heads * row_tiles
+    places = processors * (CTAS_OF_ONE_WARP if warps == 1 else CTAS_PER_PROCESSOR)
     num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
     ordered = longest_first(problem.batch, programs, places) if num_splits == 1 else 0
     config = DecodeConfig(BM, BN, columns, v_columns, row_tiles, num_splits, warps, num_stages, ordered)

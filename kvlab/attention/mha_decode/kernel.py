@@ -34,6 +34,7 @@ from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.tiles.four_bits.kernel import (
     add_minima,
+    byte_numbers,
     key_blocks,
     of_elements,
     quarters_of_e2m1,
@@ -141,12 +142,14 @@ def narrow_all(q):
 
 
 @triton.jit
-def scores(q, k, blocks, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.constexpr):
-    """S = Q K^T in float32: the sum over the pieces. ``blocks``: scales of K, with BLOCKS."""
+def scores(q, k, blocks, nth_byte, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.constexpr):
+    """S = Q K^T in float32: the sum over the pieces. ``blocks``: scales of K, with BLOCKS, and ``nth_byte``
+    as of ``byte_numbers``.
+    """
     s = tl.zeros([q[0].shape[0], k[0].shape[0]], tl.float32)
     for i in tl.static_range(len(k)):
         if EACH > 1:
-            parts = parts_of(k[i], blocks, i, EACH, BLOCKS, PTX)
+            parts = parts_of(k[i], blocks, nth_byte, i, EACH, BLOCKS, PTX)
             for j in tl.static_range(EACH):
                 s = tl.dot(q[EACH * i + j], tl.trans(parts[j]), s)
         else:
@@ -155,12 +158,14 @@ def scores(q, k, blocks, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.const
 
 
 @triton.jit
-def parts_of(elements, blocks, i: tl.constexpr, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.constexpr):
+def parts_of(
+    elements, blocks, nth_byte, i: tl.constexpr, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.constexpr,
+):
     """EACH tiles in float16 of the columns of a tile of 16-bit elements, the ``i``-th piece."""
     if EACH == 2:
         return halves(elements, PTX)
     elif BLOCKS > 0:
-        return quarters_of_e2m1(elements, of_elements(blocks[i], elements.shape[1], PTX), PTX)
+        return quarters_of_e2m1(elements, of_elements(blocks[i], nth_byte, elements.shape[1], PTX), PTX)
     else:
         return quarters_of_int4(elements, PTX, BLOCKS < 0)
 
@@ -172,12 +177,12 @@ def add_values(p, v, o):
 
 
 @triton.jit
-def accumulate(p, v, o, blocks, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.constexpr):
-    """O + P V, piece by piece. ``blocks``: scales of V, with BLOCKS."""
+def accumulate(p, v, o, blocks, nth_byte, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.constexpr):
+    """O + P V, piece by piece. ``blocks``: as of ``scores``, of V."""
     parts = o[:0]
     for i in tl.static_range(len(v)):
         if EACH > 1:
-            values = parts_of(v[i], blocks, i, EACH, BLOCKS, PTX)
+            values = parts_of(v[i], blocks, nth_byte, i, EACH, BLOCKS, PTX)
             for j in tl.static_range(EACH):
                 parts = parts + (add_values(p, values[j], o[EACH * i + j]),)
         else:
@@ -214,6 +219,7 @@ def attend(
     q_sum = row_sums(q, C.BLOCKS)
     m, l = start_rows(features.sinks, head, split == 0)
     o = zeros(BM, C.V0, C.V1, C.EACH, C.BLOCKS)
+    nth_byte = byte_numbers(table_ptr, split, C.BLOCKS)  #- layout
     for start in range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory
         key = start + tl.arange(0, BN)
@@ -225,7 +231,7 @@ def attend(
         k = load_k(k_at[0], k_at[1], exists, C.D, C.W0, C.W1)
         by_block = key_blocks(features, numbers, page, slot, kv_head, exists, C)
         #: scores -> s    S = Q K^T in float32, in units of log2; the features of scores
-        s = scores(q, k, by_block, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
+        s = scores(q, k, by_block, nth_byte, C.EACH, C.BLOCKS, C.PTX)  # [BM, BN]
         scale = key_scales(features, numbers, page, slot, kv_head, exists)
         s = over_minima(s, scale, q_sum, features, numbers, page, slot, kv_head, exists)
         s = adjust(s, factor, slope, scale, features, numbers, position, key)
@@ -243,7 +249,7 @@ def attend(
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
         o = add_minima(p, o, features, numbers, page, slot, kv_head, exists)
         p = scale_weights(p, features, numbers, page, slot, kv_head, exists)
-        o = accumulate(p, v, o, by_block, C.EACH, C.BLOCKS, C.PTX)
+        o = accumulate(p, v, o, by_block, nth_byte, C.EACH, C.BLOCKS, C.PTX)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
     if features.sinks is None:

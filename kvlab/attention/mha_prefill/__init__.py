@@ -39,7 +39,7 @@ def mha_prefill(
     {features:8}
     q_scale, k_scale, v_scale  None, a number, or float32 ``[Hkv]`` or ``[B, Hkv]`` that float8_e4m3fn values are to be
             multiplied by; for K and V also one for each token and head, of their shape without the last axis (which a
-            shape that could be ``[B, Hkv]``, too, is taken for). Ignored for other dtypes
+            shape that could be ``[B, Hkv]``, too, is taken for). Left out, or 1, for K and V of other dtypes
     return_lse  return ``(out, lse)`` with lse ``[B, S, Hq]`` or ``[total, Hq]``, natural log, float32
     base2   lse in base 2
     out     where to write the output, ``[.., Hq, Dv]`` of q's dtype; a new array by default. For q of float8_e4m3fn

@@ -77,7 +77,7 @@ def mla_decode_paged(
     {features:13}
     q_scale      of q in e4m3: a number, float32 ``[1]`` or ``[B, 1]``
     k_scale      what e4m3 columns are multiplied by, as K and as V: a number, float32 ``[1]`` or ``[B, 1]``,
-                 or each token's ``[pages, page_size, 1]``; ignored for other caches
+                 or each token's ``[pages, page_size, 1]``; left out, or 1, for other caches
     out          where to write the output (``[B, H, v_dim]`` or ``[B, S, H, v_dim]``, q's dtype, bfloat16 for e4m3); a
                  new array by default
     return_lse   return ``(out, lse)`` with lse ``[B, H]`` or ``[B, S, H]``, float32, natural logarithm (``base2``: of

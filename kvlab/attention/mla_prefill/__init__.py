@@ -79,7 +79,7 @@ def mla_prefill_paged(
                  of the query, None for no bound, -2 or less for one on its other side
     {features:13}
     q_scale, k_scale, v_scale  what q, k and v in float8_e4m3fn are multiplied by: a number, float32 ``[H]`` or ``[B,
-                 H]``, for k and v also each token's and head's ``[total_k, H]``. Ignored for other dtypes
+                 H]``, for k and v also each token's and head's ``[total_k, H]``. Left out, or 1, for other K and V
     rope_scale   of a rope part in float8_e4m3fn: a number, float32 ``[1]`` or ``[B, 1]``, or each token's ``[pages,
                  page_size, 1]``. None: 1, or k_scale where k is not float8_e4m3fn
     return_lse   return ``(out, lse)`` with lse ``[total, H]``, float32, natural logarithm (``base2``: of base 2)

@@ -85,7 +85,8 @@ class MLAPrefill(PlannedCall, PrefillCall):
 
     def resolved(self, q: Any, k: Any, v: Any, asked: dict[str, Any], *, batch: int, lengths: Any) -> Features:
         name, by = self.scale_of_rope(asked)
-        features, rope = super().resolved(q, k, v, asked, batch=batch, lengths=lengths), self.k_rope[..., None, :]
+        of_k = asked | {"k_scale": None} if name == "k_scale" else asked  # of rope alone
+        features, rope = super().resolved(q, k, v, of_k, batch=batch, lengths=lengths), self.k_rope[..., None, :]
         rope_scale = resolve_scale(name, by, rope, batch, 1, tuple(int(n) for n in rope.shape[:-1]))
         return replace(features, scales=replace(features.scales, rope=rope_scale))
 

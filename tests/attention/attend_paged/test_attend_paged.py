@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from caught import Caught, as_launched
+from caught import Caught, as_launched, ptx_of
 from prefill_cases import Case, Inputs
 from yardsticks import assert_accurate, bits
 
@@ -338,7 +338,7 @@ def compiled(longest: int, dtype: str, target: str = "sm_90", kv: str | None = N
         kernel.launch(*map(torch_of, arrays), **named)
     stub, tiles = caught["walk"], named["config"].walks[-1].tiles
     arguments = stub.calls[-1][1]
-    arguments["C"] = arguments["C"]._replace(PTX=True)
+    arguments["C"] = arguments["C"]._replace(PTX=ptx_of(target))
     arguments |= register_limit(tiles, ragged_problem(*arrays[:4], arrays[5]))
     return as_launched(stub.fn, arguments, target)
 

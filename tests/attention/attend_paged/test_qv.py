@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from caught import Caught, as_launched
+from caught import Caught, as_launched, ptx_of
 from prefill_cases import Case, Inputs
 from queried_values import narrowed
 from yardsticks import assert_accurate, bits
@@ -139,7 +139,7 @@ def test_compiled(target: str, most: int, scales: str) -> None:
         features = _each(to_torch, (call.features,), {})[0][0]
         kernel.launch(*map(to_torch, call.arrays), scale=0.1, config=WalkConfig(config.walks[:1]), features=features)
     arguments = stub.calls[-1][1]
-    arguments["C"] = arguments["C"]._replace(PTX=target.startswith("sm_"))
+    arguments["C"] = arguments["C"]._replace(PTX=ptx_of(target))
     made = as_launched(stub.fn, arguments, target)
     assert made.spills == 0
     assert made.shared <= most

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from caught import Caught, as_launched
+from caught import Caught, as_launched, ptx_of
 from decode_cases import Case
 from feature_cases import FP8, FeatureCase
 from yardsticks import assert_accurate, bits
@@ -263,7 +263,7 @@ def compiled(case: Case, target: str, name: str) -> Any:
         kernel.launch(*x.torch(), scale=x.scale, config=config)
     arguments = caught[name].arguments
     if name == "walk":
-        ptx = target.startswith("sm_")
+        ptx = ptx_of(target)
         arguments["C"] = arguments["C"]._replace(PTX=ptx)
         arguments |= register_limit(config.walks[0].tiles, problem) if ptx else {}
     return as_launched(caught[name].fn, arguments, target)

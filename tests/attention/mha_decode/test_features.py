@@ -21,6 +21,7 @@ from yardsticks import assert_accurate, bits
 from kvlab.attention import masks as M
 from kvlab.attention import mha_decode_paged, mha_decode_streaming_paged
 from kvlab.attention.features.scales import resolve_scales
+from kvlab.common.arrays import to_torch
 
 FILE = Path(__file__).parents[2] / "data" / "attention_cases_decode.json"
 INPUT = {case["id"]: case["input"] for case in json.loads(FILE.read_text())["cases"]}
@@ -157,13 +158,16 @@ def test_batch_invariance(kv: str | None) -> None:
     assert splits == [2, 2]
 
 
-@pytest.mark.parametrize("kv", [None, FP8])
-def test_scales_of_an_unquantised_cache_are_ignored(kv: str | None) -> None:
+def test_scales_of_an_unquantised_cache_are_refused() -> None:
     """Known failure scale-ignored-for-bf16-cache; with fp8 the same scale counts."""
     scale = INPUT["scale-ignored-for-bf16-cache"]["k_scale"]
-    x = FeatureCase(D=128, kv=kv).build()
-    same = bits(mha_decode_paged(*x.arrays, k_scale=scale)) == bits(mha_decode_paged(*x.arrays))
-    assert same == (kv is None)
+    arrays = FeatureCase(D=128).build().arrays
+    for asked in (scale, np.float32([scale]), to_torch(np.float32([1.0]))):
+        with pytest.raises(ValueError, match=r"k_scale (is|of shape) .* with k of dtype bfloat16: must be left out"):
+            mha_decode_paged(*arrays, k_scale=asked)
+    assert bits(mha_decode_paged(*arrays, k_scale=1)) == bits(mha_decode_paged(*arrays))
+    arrays = FeatureCase(D=128, kv=FP8).build().arrays
+    assert bits(mha_decode_paged(*arrays, k_scale=scale)) != bits(mha_decode_paged(*arrays))
 
 
 @pytest.mark.parametrize("name", ["fp8-kv-scales-applied-once", "fp8-query-keeps-kv-scales"])
@@ -321,7 +325,7 @@ def test_bad_features(case: dict[str, Any], options: dict[str, Any], message: st
 def test_streaming_of_a_sequence_alone_and_in_a_batch() -> None:
     x = FeatureCase((4100, 17), heads=(2, 1), page=64).build()
     q, k, v, table, lens = x.arrays
-    whole = mha_decode_streaming_paged(q, k, v, table, lens, batch_invariant=True, k_scale=3.0)  # of fp8 only: ignored
+    whole = mha_decode_streaming_paged(q, k, v, table, lens, batch_invariant=True)
     alone = mha_decode_streaming_paged(q[:1], k, v, table[:1], lens[:1], batch_invariant=True)
     assert bits(alone) == bits(whole[:1])
 

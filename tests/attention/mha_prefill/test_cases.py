@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from prefill_cases import Case, Inputs
-from yardsticks import assert_accurate, bits
+from yardsticks import assert_accurate
 
 from kvlab.attention import merge_states, mha_prefill
 from kvlab.attention.features.exact import attention
@@ -133,11 +133,10 @@ def test_fp8_scales_are_applied_once(dtype: str, backend: dict[str, Any]) -> Non
 
 
 @every_backend
-def test_scales_of_a_bf16_cache_are_ignored(backend: dict[str, Any]) -> None:
+def test_scales_of_a_bf16_cache_are_refused(backend: dict[str, Any]) -> None:
     """scale-ignored-for-bf16-cache."""
-    x = scaled(0.06, 2.0)
-    plain = x.call(**backend, k_scale=None, v_scale=None)
-    assert bits(x.call(**backend)) == bits(plain)
+    with pytest.raises(ValueError, match=r"k_scale is 0\.06 with k of dtype bfloat16: must be left out, or 1"):
+        scaled(0.06, 2.0).call(**backend)
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "gfx950"])

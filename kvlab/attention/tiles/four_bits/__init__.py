@@ -4,8 +4,9 @@ Tiles are loaded as 16-bit elements of four neighbouring columns, as those of fp
 becomes four float16, of the columns 4 n, 4 n + 1, 4 n + 2 and 4 n + 3; a product is the sum of those over each of them.
 An e2m1 times an e4m3 scale is exact in float16 over 2^7, which the launch's factors make good.
 
-With scales of blocks, bytes, Triton gives a lane four neighbouring elements of a row, which it reads by ld.shared; the
-emulated CTA reads two by ldmatrix, as of integers. Sums are the same, wavefronts of reads are not.
+Of scales in words of two blocks, as they are where rows lie at even bytes, and of integers a lane has two neighbouring
+elements by ldmatrix, as the emulated CTA; of scales in bytes or in the 4x4 order four, which Triton reads by ld.shared.
+Sums are the same, wavefronts of reads are not.
 
 ``key_blocks``, ``value_blocks``  the scales of the blocks of K's and V's tile
 ``quarters_of_e2m1``, ``quarters_of_int4``  elements -> four tiles in float16

@@ -48,16 +48,32 @@ def block_scales(
     scale_ptr, page, slot, kv_head, exists, of_page, of_token, of_head,
     D: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, UNIT: tl.constexpr,
 ):
-    """Scales of blocks at ``scale_ptr``, whose strides count UNIT as one: bytes, or words of four slots' bytes."""
+    """Scales of blocks at ``scale_ptr``, whose strides count UNIT as one: bytes, words of two blocks, or words of four
+    slots' bytes.
+    """
     scale = 1.0
     if scale_ptr is not None:
-        words: tl.constexpr = scale_ptr.dtype.element_ty == tl.int32  #- address
-        at = slot // SIDE_BY_SIDE if words else slot  #- address
+        fours: tl.constexpr = scale_ptr.dtype.element_ty == tl.int32  #- address
+        each: tl.constexpr = 8 if scale_ptr.dtype.element_ty == tl.int16 else 4  #- address
+        at = slot // SIDE_BY_SIDE if fours else slot  #- address
         first, row = kv_head * of_head * UNIT, (page * of_page + at * of_token) * UNIT  #- address
-        scale = load_tile(scale_ptr + first, row, exists, D // 4, FIRST // 4, REST // 4)
-        if words:
+        scale = load_tile(scale_ptr + first, row, exists, D // each, FIRST // each, REST // each)
+        if fours:
             scale = bytes_of_words(scale, (slot % SIDE_BY_SIDE).to(tl.int32) * 8)  #- address
     return scale
+
+
+@triton.jit
+def byte_numbers(ptr, split, BLOCKS: tl.constexpr):
+    """0 and 1, the bytes of a word of two scales, where BLOCKS is more than 0. They seem to be loaded, which never
+    happens, as ``split`` is not negative: the compiler converts a tile in the layout of products where all that is
+    beside it was loaded, otherwise before shared memory.
+    """
+    nth = 0
+    if BLOCKS > 0:
+        number = tl.arange(0, 2)
+        nth = tl.load(ptr + number, mask=number + split < 0, other=number)
+    return nth
 
 
 @triton.jit
@@ -110,22 +126,27 @@ def add_minima(p, o, features, numbers, page, slot, kv_head, exists):
 
 
 @triton.jit
-def of_elements(blocks, WIDTH: tl.constexpr, PTX: tl.constexpr):
-    """2^7 times the e4m3 scale of each of WIDTH elements in float16, from the bytes ``[BN, WIDTH / 4]``: exponent and
-    mantissa of a code are those of a float16, and the code of NaN, 127, gets the bit that makes it one.
+def of_elements(blocks, nth, WIDTH: tl.constexpr, PTX: tl.constexpr):
+    """2^7 times the e4m3 scale of each of WIDTH elements in float16, from bytes ``[BN, WIDTH / 4]`` or words of two
+    ``[BN, WIDTH / 8]``, whose bytes are ``nth``. Of words a lane has two neighbouring elements, as mma takes them.
     """
     BN: tl.constexpr = blocks.shape[0]
-    codes = blocks.to(tl.int16)
-    if PTX:
+    EACH: tl.constexpr = WIDTH // (4 * blocks.shape[1])
+    SHAPE: tl.constexpr = (BN, WIDTH // (4 * EACH), EACH)
+    words = tl.broadcast_to(blocks.to(tl.int32)[:, :, None], SHAPE)
+    nth = tl.broadcast_to(nth[None, None, :], SHAPE) if EACH == 2 else tl.zeros(SHAPE, tl.int32)
+    if PTX >= 89:
         scale = tl.inline_asm_elementwise(
-            "{ .reg .b32 t, u, by; shl.b32 t, $1, 7; add.u32 u, t, 0x00800080; lop3.b32 t, u, 0x40004000, t, 0xEA; "
-            "mov.b32 by, 0x78007800; mul.rn.f16x2 $0, t, by; }", "=r,r",
-            [codes], dtype=tl.float16, is_pure=True, pack=2,
+            "{ .reg .b32 t, by; .reg .b16 x, y; shl.b32 t, $4, 4; lop3.b32 t, t, $3, 0x40, 0xFE; "
+            "prmt.b32 t, $1, $2, t; mov.b32 {x, y}, t; cvt.rn.f16x2.e4m3x2 t, x; mov.b32 by, 0x58005800; "
+            "mul.rn.f16x2 $0, t, by; }", "=r,r,r,r,r",
+            [words, nth], dtype=tl.float16, is_pure=True, pack=2,
         )
     else:
-        bits = codes << 7
-        bits = bits | ((bits + 128) & 16384)
+        bits = ((words >> (8 * nth)) & 255) << 7
+        bits = bits | ((bits + 128) & 16384)  # a code's exponent and mantissa are a float16's; of NaN the bit more
         scale = bits.to(tl.int16).to(tl.float16, bitcast=True) * 32768.0
+    scale = tl.reshape(scale, (BN, WIDTH // 4))
     return tl.reshape(tl.broadcast_to(scale[:, :, None], (BN, WIDTH // 4, 4)), (BN, WIDTH))
 
 

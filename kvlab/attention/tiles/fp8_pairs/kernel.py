@@ -19,9 +19,14 @@ def as_pairs(*caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(with_addressing_strides(x).view(torch.int16) if x.element_size() == 1 else x for x in caches)
 
 
-def compiles_to_ptx(tensor: torch.Tensor) -> bool:
-    """Tells whether a kernel over ``tensor`` is compiled for NVIDIA: the constant PTX of ``halves``."""
-    return tensor.is_cuda and torch.version.hip is None and not is_interpreted()
+def compiles_to_ptx(tensor: torch.Tensor) -> int:
+    """The architecture, 80 or more, of which a kernel over ``tensor`` is compiled to PTX, 0 where it is not: the
+    constant PTX of ``halves``.
+    """
+    if not tensor.is_cuda or torch.version.hip is not None or is_interpreted():
+        return 0
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    return 10 * major + minor
 
 
 @triton.jit

@@ -76,7 +76,7 @@ class Constants(NamedTuple):
     V1: int
     BM: int
     BN: int
-    PTX: bool
+    PTX: int
     BOUNDED: bool
     LONGEST_FIRST: int
     UNIT: int

@@ -36,19 +36,21 @@ def decode_arguments(case: Case | FeatureCase) -> tuple[tuple[Any, ...], dict[st
 def mla_arguments(case: mla_cases.Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Those of the operation in the name."""
     x = case.build()
-    problem = MLADecodeProblem.of(x.q, *x.windows, x.table, x.lens)
-    config = mla_config.choose_hopper(problem, num_splits=case.splits)
-    named = {"scale": x.scale, "features": x.features, "config": config}
-    return (x.q, *x.windows, x.table, x.lens), named
+    return (x.q, *x.windows, x.table, x.lens), _mla_named(case, x, x.q, x.table, x.lens)
 
 
 def listed_arguments(case: mla_cases.Case, topk: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Those of MLA decode over lists of ``topk`` slots."""
     listed = Listed(case, topk)
     x, q = listed.x, listed.q[:, None]
-    problem = MLADecodeProblem.of(q, *x.windows, listed.indices, None)
+    return (q, *x.windows, listed.indices, None), _mla_named(case, x, q, listed.indices, None)
+
+
+def _mla_named(case: mla_cases.Case, x: mla_cases.Inputs, q: Any, table: Any, lens: Any) -> dict[str, Any]:
+    """What a launch of MLA decode is given by name."""
+    problem = MLADecodeProblem.of(q, *x.windows, table, lens, x.row_scales)
     config = mla_config.choose_hopper(problem, num_splits=case.splits)
-    return (q, *x.windows, listed.indices, None), {"scale": x.scale, "features": x.features, "config": config}
+    return {"scale": x.scale, "features": x.features, "config": config, "row_scales": x.row_scales}
 
 
 def prefill_arguments(case: prefill_cases.Case | prefill_cases.Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -38,7 +38,13 @@ SIZES = [
     Case((200,) * 150, H=128, columns=FULL, page=64),
     Case((1, 0, 0, 1), H=16, columns=FULL, page=64),
 ]
-GRID = [*SIZES, *(replace(case, dtype="fp16") for case in SIZES[1:5])]
+SCALED = [
+    Case((1,), H=1, columns=FULL, page=64, row="scaled"),
+    Case((4096, 20, 0, 140), H=128, columns=FULL, page=48, row="scaled", splits=1),
+    Case((129, 3, 2, 1, 0), H=9, columns=FULL, page=5, S=4, row="scaled", storage="wide"),
+    Case((257, 2000), H=63, columns=FULL, page=64, S=2, row="scaled", splits=3),
+]
+GRID = [*SIZES, *(replace(case, dtype="fp16") for case in SIZES[1:5]), *SCALED]
 
 
 CALLS = (
@@ -46,6 +52,10 @@ CALLS = (
     "mla_decode_paged(*args, backend='hopper', balanced=True)",
     "slots = torch.arange(-200, 200).clamp(-1).view(2, 200).cuda(); "
     "mla_decode_paged(*args[:2], indices=slots, backend='hopper')",
+    "args[1] = torch.zeros(9, 64, 656, dtype=torch.uint8).cuda(); mla_decode_paged(*args, backend='hopper')",
+    "slots = torch.arange(-200, 200).clamp(-1).view(2, 200).cuda(); "
+    "rows = torch.zeros(9, 64, 656, dtype=torch.uint8).cuda(); "
+    "mla_decode_paged(args[0], rows, indices=slots, backend='hopper')",
 )
 
 
@@ -79,6 +89,9 @@ LISTED = [
     (Case((900, 300, 0), H=64, columns=FULL, page=64, splits=1), 129),
     (Case((90, 300), H=20, columns=FULL, page=5, dtype="fp16", splits=4), 100),
     (Case((2000,) * 150, H=128, columns=FULL, page=16), 513),
+    (Case((900, 300, 700), H=128, columns=FULL, page=64, S=3, row="scaled"), 2048),
+    (Case((90, 300, 0), H=16, columns=FULL, page=5, splits=4, row="scaled", storage="wide"), 100),
+    (Case((2000,) * 150, H=64, columns=FULL, page=64, row="scaled"), 513),
 ]
 
 
@@ -119,7 +132,7 @@ def test_slots_at_the_ends(topk: int, splits: int) -> None:
     assert bool((buffer[[0, 5]] == 7).all())
 
 
-@pytest.mark.parametrize("case", SIZES[2:8], ids=str)
+@pytest.mark.parametrize("case", [*SIZES[2:8], *SCALED[1:]], ids=str)
 def test_the_emulator_gives_what_the_chip_gives(case: Case) -> None:
     """Both round P and the output to 16 bits; a tie may fall on either side."""
     x = case.build()
@@ -208,8 +221,9 @@ def test_batch_invariance() -> None:
         assert bits(one[0].cpu()) == bits(whole[b].cpu())
 
 
-def test_auto_takes_it() -> None:
-    x = Case((300,), H=128, columns=FULL, page=64).build()
+@pytest.mark.parametrize("row", ["plain", "scaled"])
+def test_auto_takes_it(row: str) -> None:
+    x = Case((300,), H=128, columns=FULL, page=64, row=row).build()
     assert explain(mla_decode_paged, *x.torch("cuda"), **x.options).backend == "hopper"
     with pytest.raises(ValueError, match="backend is 'hopper' with softcap"):
         mla_decode_paged(*x.torch("cuda"), backend="hopper", **x.options | {"softcap": 1.0})

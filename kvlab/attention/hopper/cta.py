@@ -155,9 +155,11 @@ class PartitionedCTA(LaunchedCTA):
         """Boxes of TMA from shared memory at ``address`` to ``at``."""
         tma.store(self.boxes[box], at, self.smem, address)
 
-    def write(self, me: Warps, place: PanelTile, values: Array, what: str, i: int | None = None) -> None:
-        """``values`` of a tile, 16 rows a warp."""
-        self.hazards.write(self.places.shared(place, me, 16), f"{what} write", i)
+    def write(
+        self, me: Warps, place: PanelTile, values: Array, what: str, i: int | None = None, together: int = 16
+    ) -> None:
+        """``values`` of a tile, ``together`` rows a warp in turn."""
+        self.hazards.write(self.places.shared(place, me, together), f"{what} write", i)
         address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
         self.smem.store(address, values.reshape(*address.shape, -1))
 

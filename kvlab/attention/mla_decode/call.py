@@ -162,7 +162,8 @@ class MLADecode(Call[Any]):
         problem = MLADecodeProblem.of(*inputs[:5], self.row_scales)
         lacks, ring = hopper_lacks(inputs, problem, features, scale), None
         if self.balanced and not lacks and (ring := walk_ring(problem)) is None:
-            lacks = f"balanced=True and {problem.tokens} new tokens of {problem.heads} heads"
+            what = "rows of 656 bytes" if problem.scaled else f"{problem.tokens} new tokens of {problem.heads} heads"
+            lacks = f"balanced=True and {what}"
         chosen, reason, hopper = choose_with_hopper(inputs.q, self.backend, lacks, None, SUPPORTED)
         emulated = self.arch if chosen == "emulator" else None
         splits: dict[str, Any] = {"num_splits": self.num_splits, "batch_invariant": self.batch_invariant}

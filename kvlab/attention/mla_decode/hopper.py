@@ -54,10 +54,9 @@ def attend(
     rows_s = gl.allocate_shared_memory(gl.float32, [NUMBERS, C.BM], ROWS_LAYOUT)
     q_full = barriers(1, 1).index(0)
     q_free = barriers(1, 1).index(0)
-    COPIES: gl.constexpr = 32 * C.WARPS if C.LISTED else 0  # of which each thread tells when they have landed
-    l_full = barriers(C.NB, COPIES + 1)
+    l_full = barriers(C.NB, C.LEFT_COPIES + 1)
     l_free = barriers(C.NB, 1)
-    r_full = barriers(C.NB, COPIES if C.LISTED else 1)
+    r_full = barriers(C.NB, C.RIGHT_COPIES if C.RIGHT_COPIES > 0 else 1)
     r_free = barriers(C.NB, 1)
     fence_async_shared()  # TMA arrives at these barriers
     q_s = operand(q_box, C.BM, C.DV // 2, PANELS)
@@ -74,7 +73,7 @@ def attend(
     entries = (table, table_batch, columns, pages)
     descs = (dq, dk, dk_rope)
     boxes = (q_box, q_rope_box, k_box, k_rope_box)
-    cache = (kv, kv_page, kv_token, rows_s) if C.LISTED else (kv, kv_page)
+    cache = (kv, kv_page, kv_token, rows_s) if C.GATHERED else (kv, kv_page)
     bars = (q_full, q_free, l_full, l_free, r_full, r_free)
     smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box)
     gl.warp_specialize(
@@ -91,24 +90,26 @@ def attend(
 def launch(
     q: torch.Tensor, kv_cache: torch.Tensor, k_rope: torch.Tensor, block_table: torch.Tensor,
     seq_lens: torch.Tensor | None, *, scale: float, features: Features, config: HopperMLAConfig,
-    out: torch.Tensor | None = None, again: Again = None,
+    row_scales: torch.Tensor | None = None, out: torch.Tensor | None = None, again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass."""
+    """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass. row_scales
+    are read where they lie, between the latents of a row and its rope part.
+    """
     C, splits = config.constants, config.num_splits
     batch, tokens, heads, _ = q.shape
     out, lse = results(q, out, (batch, tokens, heads, C.DV))
     part, part_lse = partial_results(out, lse, splits)
     pointers = (
         box_descriptor(q, (C.TB, C.HB), BOX_LAYOUT, "q", again),
-        box_descriptor(kv_cache, (C.BOX,), K_LAYOUT, "kv_cache", again),
-        box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again),
+        None if C.GATHERED else box_descriptor(kv_cache, (C.BOX,), K_LAYOUT, "kv_cache", again),
+        None if C.GATHERED else box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again),
         _output_boxes(part, (C.TB, C.HB), again) if C.BOXED else part, kv_cache, part, part_lse, None,
         block_table, seq_lens, None, feature_arrays(features),
     )
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
-            kv_cache.stride(0), kv_cache.stride(1) if C.LISTED else None, scale * LOG2E, feature_numbers(features),
+            kv_cache.stride(0), kv_cache.stride(1) if C.GATHERED else None, scale * LOG2E, feature_numbers(features),
             config.items, config.row_tiles, config.head_tiles, splits, batch, heads, tokens, kv_cache.shape[0],
             most_keys(block_table.shape[1], 1 if C.LISTED else kv_cache.shape[1]), block_table.stride(0),
             block_table.shape[1], 0 if seq_lens is None else seq_lens.stride(0), PartStrides(*steps),

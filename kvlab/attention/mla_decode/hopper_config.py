@@ -9,13 +9,15 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.choice import decode_lacks, tma_takes
 from kvlab.attention.tiles.splits import MAX_SPLITS, check_splits, invariant_splits
 from kvlab.attention.tiles.tile_bytes import BARRIER_BYTES
+from kvlab.common.arrays import dtype_of
+from kvlab.memory import bfloat16
 
 from .config import MLADecodeProblem, MLAInputs
 
 SUPPORTED = (
-    "bf16 or fp16 with a cache of that dtype, 512 + 64 columns, no mask but the causal one, no softcap, sinks or "
-    "ALiBi, scale > 0, pages of 16, 32 or multiples of 64 tokens (any with indices), arrays that start at 16 bytes and "
-    "whose strides are multiples of 16 bytes"
+    "bf16 or fp16 with a cache of that dtype, bf16 with rows of 656 bytes, 512 + 64 columns, no mask but the causal "
+    "one, no softcap, sinks or ALiBi, scale > 0, pages of 16, 32 or multiples of 64 tokens (any "
+    "with indices or rows of 656 bytes), arrays that start at 16 bytes and whose strides are multiples of 16 bytes"
 )
 
 
@@ -27,6 +29,7 @@ class HopperMLAConstants(NamedTuple):
     the next softmax, not before, and the next block is brought into L2; the rows of a page lie one after the other.
     BOXED: the output passes through shared memory and leaves by TMA, as whole rows.
     LISTED: keys are those that a list names, one by one.
+    SCALED: rows are e4m3 latents, their scales and a rope part of 16 bits, multiplied out on their way.
     WALK: items are those of a work list, of which the beginning of a unit takes OVERHEAD key blocks of BN.
     WARPS of the producer. Registers of a thread of the FOLLOWER and of the PRODUCER; the leader has the others.
     """
@@ -39,6 +42,7 @@ class HopperMLAConstants(NamedTuple):
     LATE: bool = False
     BOXED: bool = False
     LISTED: bool = False
+    SCALED: bool = False
     WALK: bool = False
     OVERHEAD: int = 2
     WARPS: int = 1
@@ -49,6 +53,21 @@ class HopperMLAConstants(NamedTuple):
     DR: int = 64
     BM: int = 64
     BN: int = 64
+
+    @property
+    def GATHERED(self) -> bool:
+        """Tells whether rows are brought one by one, by threads, not in boxes by TMA."""
+        return self.LISTED or self.SCALED
+
+    @property
+    def LEFT_COPIES(self) -> int:
+        """Threads that tell when their copies of what the leader reads have landed."""
+        return 32 * self.WARPS if self.GATHERED else 0
+
+    @property
+    def RIGHT_COPIES(self) -> int:
+        """Threads that tell when their copies of the follower's half have landed; latents with scales are stored."""
+        return 0 if self.SCALED else self.LEFT_COPIES
 
 
 @dataclass(frozen=True)
@@ -72,7 +91,8 @@ class HopperMLAConfig:
 def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Features, scale: float) -> str | None:
     """Feature of a call that the Hopper kernel lacks, None if it takes the call."""
     page = problem.page_size
-    if problem.itemsize != 2 or problem.fp8:
+    scaled = problem.scaled and dtype_of(inputs.q, "q") == bfloat16
+    if problem.itemsize != 2 or (problem.fp8 and not scaled):
         return f"q of dtype {inputs.q.dtype} and a cache of {inputs.kv_cache.dtype}"
     if (problem.latent, problem.rope) != (512, 64):
         return f"{problem.latent} + {problem.rope} columns"
@@ -82,7 +102,7 @@ def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Feature
         return f"scale {scale}"
     if problem.batch == 0:
         return "no sequences"
-    if not (problem.listed or page % 64 == 0 or page in (16, 32)):
+    if not (problem.listed or scaled or page % 64 == 0 or page in (16, 32)):
         return f"page size {page}"
     for name, array in (("q", inputs.q), ("kv_cache", inputs.kv_cache), ("out", inputs.out)):
         if array is not None and not tma_takes(array, name):
@@ -109,13 +129,16 @@ def choose_hopper(
     """
     HB = min(64, 1 << (problem.heads - 1).bit_length())
     page = problem.page_size
-    box = 64 if problem.listed else min(page, 64)
-    masked, producer = problem.tokens > 1, 32 if box == 64 and not problem.listed else 64
+    gathered = problem.listed or problem.scaled
+    box = 64 if gathered else min(page, 64)
+    masked, follower, producer = problem.tokens > 1, 192, 64 if box < 64 else 32
+    if gathered:
+        follower, producer = (168, 120) if problem.scaled else (184, 64)
     boxed = problem.rows > 32  # with fewer rows DRAM decides, and they leave sooner without the detour
-    late = adjacent and box == 64 and boxed and not problem.listed  # 15 % slower where rows come one by one
+    late = adjacent and box == 64 and boxed and not gathered  # 15 % slower where rows come one by one
     constants = HopperMLAConstants(
         64 // HB, HB, BOX=box, PAGE=page, MASKED=masked, LATE=late, BOXED=boxed, LISTED=problem.listed,
-        WARPS=4 if problem.listed else 1, FOLLOWER=184 if problem.listed else 192, PRODUCER=producer,
+        SCALED=problem.scaled, WARPS=4 if gathered else 1, FOLLOWER=follower, PRODUCER=producer,
     )
     head_tiles = -(-problem.heads // HB)
     row_tiles = head_tiles * -(-problem.tokens // constants.TB)
@@ -136,15 +159,15 @@ def choose_hopper(
 
 
 def walk_ring(problem: MLADecodeProblem) -> HopperMLAConstants | None:
-    """The constants of programs that walk a work list; None where rows of a tile are not those of an item, or there are
-    lists of slots.
+    """The constants of programs that walk a work list; None where rows of a tile are not those of an item, there are
+    lists of slots, or rows have scales.
 
     >>> walk_ring(MLADecodeProblem(1, 1, 128, 512, 64, 2, 64, 65536)).HB
     64
     >>> walk_ring(MLADecodeProblem(1, 2, 80, 512, 64, 2, 64, 65536))
     """
     powers = problem.heads & (problem.heads - 1) == 0
-    if problem.listed or not (powers or problem.tokens == 1):
+    if problem.listed or problem.scaled or not (powers or problem.tokens == 1):
         return None
     few = problem.rows <= 16
     return choose_hopper(problem, num_splits=1).constants._replace(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.call.latent_rows import BLOCK
 from kvlab.attention.hopper.cta import PartitionedCTA, Places, accumulator
 from kvlab.attention.hopper.turns import Wait
 from kvlab.staging import AsyncBarrier, Fragments
@@ -33,10 +34,9 @@ class HopperMLACTA(PartitionedCTA):
         self.q_full, self.q_free = self.hazards.mbarrier("q full"), self.hazards.mbarrier("q free")
         # Barriers of bar.arrive and bar.sync: every warp arrives.
         self.p_full, self.s_done = self.hazards.mbarrier("p full", 4), self.hazards.mbarrier("s done", 4)
-        copies = 32 * C.WARPS if C.LISTED else 0  # of which each thread tells when they have landed
-        self.l_full = self.barriers("left full", C.NB, copies + 1)
+        self.l_full = self.barriers("left full", C.NB, C.LEFT_COPIES + 1)
         self.l_free = self.barriers("left free", C.NB)
-        self.r_full = self.barriers("right full", C.NB, copies if C.LISTED else 1)
+        self.r_full = self.barriers("right full", C.NB, C.RIGHT_COPIES or 1)
         self.r_free = self.barriers("right free", C.NB)
 
     def load_queries(self, batch: int, token: int, head: int) -> None:
@@ -67,6 +67,21 @@ class HopperMLACTA(PartitionedCTA):
         self.smem.store(address, rows.reshape(*address.shape, -1))
         self.traffic.move("DRAM->SMEM", int(there.sum()) * rows[0].nbytes)
 
+    def load_latents(self, rows: dict[str, Array], there: Array, n: int) -> tuple[Array, Array]:
+        """The ``n``-th 128 latents of a block's rows, ``[BN, 128]`` e4m3, and what they are multiplied by."""
+        values, by_row = rows["latents"][:, n * BLOCK : (n + 1) * BLOCK], rows["scales"][:, n]
+        self.traffic.move("DRAM->registers", int(there.sum()) * (values[0].nbytes + by_row.itemsize))
+        return values, by_row
+
+    def put_latents(self, b: int, n: int, latents: tuple[Array, Array]) -> None:
+        """Latents times what they are multiplied by, in the dtype of Q, to the ``n``-th 128 columns of stage b."""
+        values, by_row = latents
+        half = self.places.tiles[f"k {HALVES[n // 2]}"][b]
+        place = PanelTile(half.rows, BLOCK, half.base + n % 2 * half.nbytes // 2)
+        true = (values.astype(np.float32) * by_row[:, None]).astype(self.dtype)
+        self.write(self.producer, place, true, "k", b, together=4)
+        self.hazards.fence_async(self.producer)
+
     def tell(self, b: int, there: Array) -> None:
         """Tells the leader which rows of stage b are there."""
         me, which = self.producer, 2 + b
@@ -89,11 +104,11 @@ class HopperMLACTA(PartitionedCTA):
         """S = Q K^T of stage b, ``[BM, BN]`` float32, started in parts as they arrive: left half, rope, right half."""
         C, s = self.C, np.zeros((1, 1, 128, self.C.BN // 2), np.float32)
         yield self.l_full[b], phase
-        if C.LISTED:
+        if C.LEFT_COPIES > 0:
             self.hazards.fence_async(me)  # rows come by ordinary copies
         s = self._add_scores(me, "rope", b, self._add_scores(me, "left", b, s))
         yield self.r_full[b], phase
-        if C.LISTED:
+        if C.RIGHT_COPIES > 0:
             self.hazards.fence_async(me)
         s = self._add_scores(me, "right", b, s)
         self.traffic.move("SMEM->tensor cores", (C.BM + C.BN) * (C.DV + C.DR) * 2)

@@ -46,6 +46,7 @@ class HopperMLALaunch:
     lse: Array
     scale: np.float32
     features: Features
+    row_scales: Array | None
 
     @property
     def C(self) -> HopperMLAConstants:
@@ -82,16 +83,28 @@ class HopperMLALaunch:
         C = self.C
         return find_pages(self.table[batch], key, num_keys, self.pages, C.BN, C.BOX, C.PAGE)
 
-    def find_rows(self, batch: int, key: int, num_keys: int) -> tuple[dict[str, Array], Array]:
-        """The parts of the rows that a list names at its places from ``key`` on, and whether it names one there: a slot
-        of the cache. Absent ones are zeros.
+    def find_slots(self, batch: int, key: int, num_keys: int) -> Array:
+        """The slots of the cache that a list names at its places from ``key`` on, or where the keys of a sequence are;
+        behind them -1.
         """
         C = self.C
         place = key + np.arange(C.BN)
-        slot = np.where(place < num_keys, self.table[batch, np.minimum(place, num_keys - 1)], -1)
+        inside, slot = place < num_keys, np.full(C.BN, -1, np.int64)
+        if C.LISTED:
+            slot[inside] = self.table[batch, place[inside]]
+        else:
+            page = self.table[batch, place[inside] // C.PAGE].astype(np.int64)
+            slot[inside] = page * C.PAGE + place[inside] % C.PAGE
+        return slot
+
+    def find_rows(self, slot: Array) -> tuple[dict[str, Array], Array]:
+        """The parts of the rows in these slots, and whether there are such. Absent ones are zeros."""
+        C = self.C
         there = (slot >= 0) & (slot < self.pages * C.PAGE)
         page, token = np.where(there, slot, 0) // C.PAGE, np.where(there, slot, 0) % C.PAGE
         parts = {"left": self.kv[..., : C.DV // 2], "right": self.kv[..., C.DV // 2 :], "rope": self.k_rope}
+        if self.row_scales is not None:
+            parts |= {"latents": self.kv, "scales": self.row_scales}
         return {part: np.where(there[:, None], a[page, token], a.dtype.type(0)) for part, a in parts.items()}, there
 
     def rows(self, token: int, head: int) -> tuple[Array, Array, Array]:
@@ -201,7 +214,7 @@ class HopperMLAWalk(HopperMLALaunch):
 
 
 def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
-    """One warp brings Q and the latent rows of item after item; four warps those that a list names."""
+    """One warp brings Q and the latent rows of item after item; four warps those of a list or with scales."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
     C = cta.C  #- launch
@@ -216,12 +229,27 @@ def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wai
         turn ^= 1
         #: keys -> lo, num_keys, blocks    once the length is here
         lo, num_keys, blocks = x.find_keys(split, length)
+        if C.SCALED:
+            rows, there = x.find_rows(x.find_slots(batch, lo, num_keys))
+            first_part = cta.load_latents(rows, there, 0)
         for i in range(blocks):
             #: load_left -> b, key    columns of the leader's half of V, and those of rope
             b, key = it % C.NB, lo + i * C.BN
             row = key % C.PAGE if C.BOX == C.BN else 0
-            if C.LISTED:
-                rows, there = x.find_rows(batch, key, num_keys)
+            if C.SCALED:
+                slot = x.find_slots(batch, key + C.BN, num_keys)
+                yield cta.l_free[b], ((it // C.NB) & 1) ^ 1
+                cta.gather("rope", b, rows["rope"], there)
+                second = cta.load_latents(rows, there, 1)
+                cta.put_latents(b, 0, first_part)
+                third = cta.load_latents(rows, there, 2)
+                cta.put_latents(b, 1, second)
+                if C.LISTED:
+                    cta.tell(b, there)
+                cta.l_full[b].arrive_copied(cta.producer)
+                cta.arrive(cta.producer, cta.l_full[b])
+            elif C.LISTED:
+                rows, there = x.find_rows(x.find_slots(batch, key, num_keys))
                 yield cta.l_free[b], ((it // C.NB) & 1) ^ 1
                 cta.gather("left", b, rows["left"], there)
                 cta.gather("rope", b, rows["rope"], there)
@@ -235,8 +263,16 @@ def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wai
                 cta.load_keys("left", b, cta.l_full[b], found, row)
                 cta.load_keys("rope", b, cta.l_full[b], found, row)
             #: load_right -> it    columns of the follower's half
+            if C.SCALED:
+                fourth = cta.load_latents(rows, there, 3)
             yield cta.r_free[b], ((it // C.NB) & 1) ^ 1
-            if C.LISTED:
+            if C.SCALED:
+                cta.put_latents(b, 2, third)
+                rows, there = x.find_rows(slot)
+                first_part = cta.load_latents(rows, there, 0)  # of the next block
+                cta.put_latents(b, 3, fourth)
+                cta.arrive(cta.producer, cta.r_full[b])
+            elif C.LISTED:
                 cta.gather("right", b, rows["right"], there)
                 cta.r_full[b].arrive_copied(cta.producer)
             else:
@@ -353,7 +389,7 @@ def follow(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait
             #: accumulate -> o, it    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
             o = o.times(alpha[None])
             yield cta.r_full[b], (it // C.NB) & 1
-            if C.LISTED:
+            if C.RIGHT_COPIES > 0:
                 cta.hazards.fence_async(me)
             if C.LATE:
                 yield cta.sync(cta.s_done, late)
@@ -370,7 +406,7 @@ def follow(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait
         #: accumulate -> o    O = alpha O + P V of the last block
         o = o.times(alpha[None])
         yield cta.r_full[b], (it // C.NB) & 1
-        if C.LISTED:
+        if C.RIGHT_COPIES > 0:
             cta.hazards.fence_async(me)
         key = lo + (blocks - 1) * C.BN
         if key + C.BN > num_keys:
@@ -397,8 +433,8 @@ def mask_rows(
 
 def launch(
     q: Array, kv_cache: Array, k_rope: Array, block_table: Array, seq_lens: Array | None, *, scale: float,
-    features: Features, config: HopperMLAConfig, out: Array | None = None, arch: str = "sm_90",
-    traffic: Traffic | None = None,
+    features: Features, config: HopperMLAConfig, row_scales: Array | None = None, out: Array | None = None,
+    arch: str = "sm_90", traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
     """Run the twins; arguments and results as of ``emulator.launch``, such as ``hopper_lacks`` lets pass."""
     C, splits = config.constants, config.num_splits
@@ -415,7 +451,7 @@ def launch(
     scale_log2 = np.float32(scale * LOG2E)
     x = HopperMLALaunch(
         config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, kv_cache, k_rope, part, part_lse,
-        scale_log2, features,
+        scale_log2, features, row_scales,
     )
     run_programs(C, q.dtype, boxes, [x] * config.programs, traffic)
     if splits > 1:
@@ -435,14 +471,16 @@ def walk(
     max_keys = most_keys(table.shape[1], kv.shape[1])
     x = HopperMLAWalk(
         config, q.shape[2], q.shape[1], len(kv), max_keys, table, lens, kv, k_rope, out, lse, np.float32(scale_log2),
-        features, work, part, part_lse, places,
+        features, None, work, part, part_lse, places,
     )
     run_programs(C, q.dtype, boxes_of(C, q, kv, k_rope), [replace(x, program=n) for n in range(programs)], traffic)
 
 
 def boxes_of(C: HopperMLAConstants, q: Array, kv_cache: Array, k_rope: Array) -> dict[str, TmaDescriptor]:
     """Descriptors of what TMA loads."""
-    rows = {"q": (q, (C.TB, C.HB)), "k": (kv_cache, (C.BOX,)), "rope": (k_rope, (C.BOX,))}
+    rows: dict[str, tuple[Array, tuple[int, ...]]] = {"q": (q, (C.TB, C.HB))}
+    if not C.GATHERED:
+        rows |= {"k": (kv_cache, (C.BOX,)), "rope": (k_rope, (C.BOX,))}
     return {name: TmaDescriptor.of(a, (1, *n, 64), "128B") for name, (a, n) in rows.items()}
 
 

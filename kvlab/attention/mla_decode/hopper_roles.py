@@ -30,20 +30,27 @@ from .hopper_steps import (
     GATHER,
     P_FULL,
     PARTS,
+    ROPE,
     S_DONE,
     clean_rows,
     expect_keys,
     expect_pages,
+    expect_rows,
     find_item,
     find_items,
     find_keys,
     find_place,
     find_rows,
+    find_slots,
     gather,
     load_keys,
+    load_latents,
     load_queries,
     mask_absent,
     mask_rows,
+    pairs,
+    put_latents,
+    rope_of,
     send,
     start_scores,
     store_half,
@@ -54,7 +61,7 @@ from .hopper_steps import (
 
 @gluon.jit
 def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
-    """One warp brings Q and the latent rows of item after item; four warps those that a list names."""
+    """One warp brings Q and the latent rows of item after item; four warps those of a list or with scales."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
     first, last, step = find_items(items, keys, C)  #- launch
@@ -62,8 +69,8 @@ def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
     q_box, q_rope_box, k_box, k_rope_box = boxes  #- launch
     q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
     HALF: gl.constexpr = C.DV // 2 // PANEL  #- address
-    if C.LISTED:
-        k_s = operand(k_box, C.BN, C.DV // 2, C.NB * 2 * HALF)  #- address
+    if C.GATHERED:
+        k_s = operand(k_box, C.BN, 128 if C.SCALED else C.DV // 2, C.NB * 2 * HALF)  #- address
         k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)  #- address
     else:
         kv, kv_page = cache  #- launch
@@ -81,14 +88,32 @@ def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
         turn ^= 1
         #: keys -> lo, num_keys, blocks    once the length is here
         lo, num_keys, blocks = find_keys(split, length, keys, C)
+        if C.SCALED:
+            of_block = gl.arange(0, C.BN, layout=gl.SliceLayout(1, ROPE))  #- address
+            rows, there = find_rows(cache, find_slots(pages_of, lo + of_block, num_keys, C), pages, C)
+            first_part = load_latents(rows, there, 0, C)
+            expect_rows(cache, find_slots(pages_of, lo + C.BN + pairs(C), num_keys, C), pages, C)  #- instruction
         for i in range(blocks):
             #: load_left -> b, key    columns of the leader's half of V, and those of rope
             b = it % C.NB
             key = lo + i * C.BN
             row = key % C.PAGE if C.BOX == C.BN else 0
-            if C.LISTED:
+            if C.SCALED:
+                slot = find_slots(pages_of, key + C.BN + of_block, num_keys, C)
+                far = find_slots(pages_of, key + 2 * C.BN + pairs(C), num_keys, C)  #- instruction
+                mbarrier.wait(l_free.index(b), ((it // C.NB) & 1) ^ 1)
+                gather(k_rope_s.index(b), rope_of(rows, k_rope_s.dtype, C), there, 0)
+                second = load_latents(rows, there, 1, C)
+                put_latents(k_s.index(4 * b), first_part)
+                third = load_latents(rows, there, 2, C)
+                put_latents(k_s.index(4 * b + 1), second)
+                if C.LISTED:
+                    tell(cache, b, there)
+                async_copy.mbarrier_arrive(l_full.index(b), increment_count=False)
+                mbarrier.arrive(l_full.index(b), count=1)
+            elif C.LISTED:
                 place = key + gl.arange(0, C.BN, layout=gl.SliceLayout(1, GATHER))  #- address
-                rows, there = find_rows(cache, pages_of, place, num_keys, pages, C)
+                rows, there = find_rows(cache, find_slots(pages_of, place, num_keys, C), pages, C)
                 mbarrier.wait(l_free.index(b), ((it // C.NB) & 1) ^ 1)
                 gather(k_s.index(2 * b), rows, there, 0)
                 gather(k_rope_s.index(b), rows, there, C.DV)
@@ -102,8 +127,17 @@ def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
                 load_keys(dk, k_box, l_full.index(b), b * 2 * HALF, 0, found, row, HALF, C)
                 load_keys(dk_rope, k_rope_box, l_full.index(b), b, 0, found, row, 1, C)
             #: load_right -> it    columns of the follower's half
+            if C.SCALED:
+                fourth = load_latents(rows, there, 3, C)
+                expect_rows(cache, far, pages, C)  #- instruction
             mbarrier.wait(r_free.index(b), ((it // C.NB) & 1) ^ 1)
-            if C.LISTED:
+            if C.SCALED:
+                put_latents(k_s.index(4 * b + 2), third)
+                rows, there = find_rows(cache, slot, pages, C)
+                first_part = load_latents(rows, there, 0, C)  # of the next block
+                put_latents(k_s.index(4 * b + 3), fourth)
+                mbarrier.arrive(r_full.index(b), count=1)
+            elif C.LISTED:
                 gather(k_s.index(2 * b + 1), rows, there, C.DV // 2)
                 async_copy.mbarrier_arrive(r_full.index(b), increment_count=False)
             else:
@@ -235,7 +269,7 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
             #: accumulate -> o, it    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
             o = o * alpha[:, None]
             mbarrier.wait(r_full.index(b), (it // C.NB) & 1)
-            if C.LISTED:
+            if C.RIGHT_COPIES > 0:
                 fence_async_shared()
             if C.LATE:
                 named_barrier("sync", S_DONE, 256)
@@ -251,7 +285,7 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
         #: accumulate -> o    O = alpha O + P V of the last block
         o = o * alpha[:, None]
         mbarrier.wait(r_full.index(b), (it // C.NB) & 1)
-        if C.LISTED:
+        if C.RIGHT_COPIES > 0:
             fence_async_shared()
         key = lo + (blocks - 1) * C.BN
         if key + C.BN > num_keys:

@@ -28,6 +28,16 @@ K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 PARTS = gl.constexpr(3)  # products of Q K^T
 S_DONE = gl.constexpr(9)  # that at which it waits for the end of the next Q K^T, where it is late
 GATHER = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # 16 bytes a thread of its four rows
+# As bits of register, lane and warp: eight lanes have 64 latents of two rows, 16 each, so that their stores to swizzled
+# panels meet in no bank. [keys, latents of a scale], [keys, columns of rope].
+LATENTS = gl.constexpr(gl.DistributedLinearLayout(
+    [[0, 1], [0, 2], [0, 4], [0, 8], [16, 0], [32, 0]], [[0, 16], [0, 32], [1, 0], [0, 64], [2, 0]], [[4, 0], [8, 0]],
+    [], [64, 128],
+))
+ROPE = gl.constexpr(gl.DistributedLinearLayout(
+    [[0, 1], [0, 2], [0, 4], [16, 0], [32, 0]], [[0, 16], [0, 32], [1, 0], [0, 8], [2, 0]], [[4, 0], [8, 0]], [],
+    [64, 64],
+))
 P_FULL = gl.constexpr(8)  # the barrier at which the follower waits for the leader's P; Triton's are the first ones
 ROWS_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
@@ -165,24 +175,83 @@ def expect_keys(kv, kv_page, table, key, num_keys, C: gl.constexpr):
 
 
 @gluon.jit
-def find_rows(cache, slots, place, num_keys, pages, C: gl.constexpr):
-    """Addresses of the rows that a list names at its places, and whether it names one there: a slot of the cache.
+def find_slots(table, place, num_keys, C: gl.constexpr):
+    """The slots of the cache that a list names at its places, or where the keys of a sequence are; behind them -1."""
+    inside = place < num_keys
+    if C.LISTED:
+        slot = gl.load(table + place, mask=inside, other=-1)
+    else:
+        page = gl.load(table + place // C.PAGE, mask=inside, other=0).to(gl.int64)
+        slot = gl.where(inside, page * C.PAGE + place % C.PAGE, -1)
+    return slot
+
+
+@gluon.jit
+def find_rows(cache, slot, pages, C: gl.constexpr):
+    """Addresses of the rows in these slots, and whether there are such.
 
     ``cache``: its address, and the elements between pages and between tokens, multiples of 16 bytes.
     """
     kv, kv_page, kv_token, _ = cache
-    slot = gl.load(slots + place, mask=place < num_keys, other=-1)
     there = (slot >= 0) & (slot < pages.to(gl.int64) * C.PAGE)
     page = (slot // C.PAGE).to(gl.int64)
     token = (slot % C.PAGE).to(gl.int64)
-    return kv + gl.multiple_of(page * kv_page + token * kv_token, [8]), there
+    VECTOR: gl.constexpr = 128 // kv.dtype.element_ty.primitive_bitwidth
+    return kv + gl.multiple_of(page * kv_page + token * kv_token, [VECTOR]), there
 
 
 @gluon.jit
 def gather(tile, rows, there, col):
     """Columns from ``col`` on of a block's rows, 16 bytes a thread and copy. Absent ones arrive as zeros."""
-    c = col + gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, GATHER))
+    c = col + gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, there.type.layout.parent))
     async_copy.async_copy_global_to_shared(tile, rows[:, None] + c[None, :], mask=there[:, None])
+
+
+@gluon.jit
+def load_latents(rows, there, n: gl.constexpr, C: gl.constexpr):
+    """The ``n``-th 128 latents of a block's rows, ``[BN, 128]`` e4m3, and what they are multiplied by. Absent ones are
+    zeros.
+    """
+    FLAT: gl.constexpr = gl.SliceLayout(1, LATENTS)  # the same registers
+    rows = gl.convert_layout(rows, FLAT)
+    there = gl.convert_layout(there, FLAT)
+    scales = (rows + C.DV).to(gl.pointer_type(gl.float32), bitcast=True)
+    by_row = gl.load(scales + n, mask=there, other=0.0)
+    c = n * 128 + gl.arange(0, 128, layout=gl.SliceLayout(0, LATENTS))
+    return gl.load(rows[:, None] + c[None, :], mask=there[:, None], other=0.0), by_row
+
+
+@gluon.jit
+def put_latents(tile, latents):
+    """Latents times what they are multiplied by, in the dtype of ``tile``, where wgmma reads them."""
+    values, by_row = latents
+    tile.store((values.to(gl.float32) * by_row[:, None]).to(tile.dtype))
+    fence_async_shared()
+
+
+@gluon.jit
+def rope_of(rows, dtype: gl.constexpr, C: gl.constexpr):
+    """Addresses of the rope parts of rows with scales."""
+    SKIP: gl.constexpr = C.DV + C.DV // 32
+    return (rows + SKIP).to(gl.pointer_type(dtype), bitcast=True)
+
+
+@gluon.jit
+def pairs(C: gl.constexpr):
+    """A number for each key of a block, two lanes a key."""
+    return gl.arange(0, 2 * C.BN, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0])) // 2
+
+
+@gluon.jit
+def expect_rows(cache, slot, pages, C: gl.constexpr):
+    """Bring the rows of these slots, two lanes a slot, into L2: lines of 128 bytes, with the last 16 bytes of a row."""
+    row, there = find_rows(cache, slot, pages, C)
+    lane = gl.arange(0, 2 * C.BN, layout=slot.type.layout)
+    gl.inline_asm_elementwise(
+        "{.reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; @p prefetch.global.L2 [$1 + 128]; "
+        "@p prefetch.global.L2 [$1 + 256]; mov.b32 $0, 0;}", "=r,l,r,~{memory}",
+        [row + lane % 2 * 384, there.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
+    )
 
 
 @gluon.jit
@@ -196,12 +265,12 @@ def tell(cache, b, there):
 def start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, b, phase, zero, C: gl.constexpr):
     """S = Q K^T of stage b, started in PARTS as they arrive: left half, rope, right half."""
     mbarrier.wait(l_full.index(b), phase)
-    if C.LISTED:
+    if C.LEFT_COPIES > 0:
         fence_async_shared()  # rows come by ordinary copies
     s = hopper.warpgroup_mma(q_s.index(0), k_s.index(2 * b).permute((1, 0)), zero, use_acc=False, is_async=True)
     s = hopper.warpgroup_mma(q_rope_s.index(0), k_rope_s.index(b).permute((1, 0)), s, is_async=True)
     mbarrier.wait(r_full.index(b), phase)
-    if C.LISTED:
+    if C.RIGHT_COPIES > 0:
         fence_async_shared()
     return hopper.warpgroup_mma(q_s.index(1), k_s.index(2 * b + 1).permute((1, 0)), s, is_async=True)
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from caught import SHARED, Caught, as_if_on, as_launched
 from hopper_launches import mla_arguments, stored_by_tma
 from mla_cases import FULL, Case, EvenKeys
 from seeded_faults import HOPPER, is_found
+from simulated import simulating
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mla_decode_paged
@@ -31,6 +33,8 @@ CASES = [
     Case((129,), H=5, S=16, columns=FULL, page=32, splits=2, storage="layers"),
     Case((66,), H=80, columns=FULL, page=192, storage="head"),
     Case((1, 0, 0, 1), H=16, columns=FULL, page=64, splits=2),
+    Case((200, 0, 65), H=80, columns=FULL, page=48, row="scaled", splits=1),
+    Case((193, 2, 63), H=16, S=4, columns=FULL, page=5, row="scaled", storage="wide", splits=2),
 ]
 
 
@@ -111,6 +115,7 @@ def test_nothing_is_written_beside_out(monkeypatch: pytest.MonkeyPatch, H: int, 
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"row": "scaled", "dtype": "fp16"}, "q of dtype float16 and a cache of float8_e4m3fn"),
         ({"dtype": "fp32"}, "q of dtype float32"),
         ({"row": "rope-aware", "k_scale": "number"}, "q of dtype bfloat16 and a cache of float8_e4m3fn"),
         ({"columns": (256, 64)}, r"256 \+ 64 columns"),
@@ -153,6 +158,7 @@ def test_numbers_and_strides_that_it_does_not_take() -> None:
     "arch, changes, backend, reason",
     [
         ("sm_90", {}, "hopper", "torch tensors on sm_90"),
+        ("sm_90", {"row": "scaled"}, "hopper", "torch tensors on sm_90"),
         ("sm_100", {}, "triton", "not the Hopper kernel: a GPU of sm_100"),
         ("sm_90", {"sinks": True}, "triton", "not the Hopper kernel: sinks"),
     ],
@@ -231,6 +237,23 @@ def test_compiled(case: Case) -> None:
     assert count["UTMASTG"] == 2 * boxed  # O, half by half
     assert count["STG"] == 2 + (0 if boxed else 2 * 64)  # lse of 8 + 8 rows; O, 2 of 8 columns at a time
     assert_every_role_is_checked(made)
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
+def test_the_compiled_kernel_attends_to_rows_with_scales() -> None:
+    """Its PTX, run without a GPU: keys that end in a page and in a block, in pages of any size. No two warps race.
+    Rests on float64.
+    """
+    from kvlab.attention.mla_decode import hopper
+
+    case = Case((130, 0), H=3, S=2, columns=FULL, page=48, row="scaled", splits=1)
+    x, ((q, kv, *others), named) = case.build(), mla_arguments(case)
+    tensors = [to_torch(a) for a in (q, x.rows.view(kv.dtype), *others)]
+    out = torch.full((2, 2, 3, 512), float("nan"), dtype=tensors[0].dtype)
+    with simulating((hopper, "attend"), races=True):
+        made = hopper.launch(*tensors, **named | {"row_scales": None, "out": out})
+    assert_accurate(x, *made)
 
 
 def assert_every_role_is_checked(made: Compiled) -> None:

@@ -47,18 +47,24 @@ LATE = replace(LONG, H=80, S=1)
 BLOCK = Case((50, 64), H=3, columns=FULL, page=16, splits=1)  # two items of one block
 BOXED = replace(BLOCK, H=40)  # O leaves by TMA
 LISTED = Case((50, 64, 9), H=40, columns=FULL, page=5, splits=1)  # lists of 150 slots, three blocks
+SCALED = replace(LONG, row="scaled")
+SCALED_LIST = replace(LISTED, row="scaled")
 CASES = {
+    "scaled": SCALED, "scaled-list": SCALED_LIST,
     "long": LONG, "late": LATE, "block": BLOCK, "boxed": BOXED, "split": replace(BOXED, splits=2), "listed": LISTED,
 }
 
 
 def run(case: Case, traffic: Traffic | None = None, programs: int = 1) -> None:
-    arrays, named = listed_arguments(case, 150) if case == LISTED else mla_arguments(case)
+    arrays, named = listed_arguments(case, 150) if case in (LISTED, SCALED_LIST) else mla_arguments(case)
     config = replace(named.pop("config"), programs=programs)
     hopper_emulator.launch(*arrays, **named, config=config, traffic=traffic)
 
 
-@pytest.mark.parametrize("case", [LONG, LATE, BLOCK, BOXED, LISTED, replace(LONG, H=128, splits=3)], ids=str)
+ALL = [LONG, LATE, BLOCK, BOXED, LISTED, SCALED, SCALED_LIST, replace(LONG, H=128, splits=3)]
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
 def test_nothing_is_reported(case: Case) -> None:
     traffic = Traffic(timeline=Timeline())
     run(case, traffic, programs=2)
@@ -106,6 +112,12 @@ def leader_reads_rows_unfenced(cta: HopperMLACTA, start: Any, *args: Any) -> Any
     s = yield from start(*args)
     cta.hazards.fence_async = fence  # type: ignore[method-assign]
     return s
+
+
+def latents_unfenced(cta: HopperMLACTA, put: Any, *args: Any) -> None:
+    fence, cta.hazards.fence_async = cta.hazards.fence_async, lambda *_: None  # type: ignore[method-assign]
+    put(*args)
+    cta.hazards.fence_async = fence  # type: ignore[method-assign]
 
 
 def cleaned_without_a_barrier(cta: HopperMLACTA, clean: Any, *args: Any) -> None:
@@ -181,6 +193,17 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "which-rows-are-there-is-not-told": (
         "listed", barrier("arrive", "left full", lambda *a: None), STUCK, "left full[0]",
     ),
+    "latents-are-overwritten-without-a-wait": (
+        "scaled scaled-list", unstated("left free", PRODUCER), WAR, "k write by warp|k copy by warp",
+    ),
+    "right-latents-are-overwritten-without-a-wait": (
+        "scaled scaled-list", unstated("right free", PRODUCER), WAR, "k write by warp",
+    ),
+    "latents-are-not-waited-for": ("scaled", unstated("right full", LEADER), (READ, ORDER), "k right wgmma by warp 0"),
+    "no-fence-behind-latents": (
+        "scaled scaled-list", method("put_latents", latents_unfenced), ORDER, "missing: fence.proxy.async in warp",
+    ),
+    "right-latents-are-not-told-of": ("scaled", arrival("right full", lambda *a: None), STUCK, "right full[0]"),
     "one-stage": ("long", one_stage, (WAW, WAR), "k copy by warp 8"),
 }
 LIST = [(name, case) for name, (cases, *_) in MUTANTS.items() for case in cases.split()]
@@ -195,7 +218,7 @@ def test_mutants_are_caught(name: str, case: str, monkeypatch: Patch) -> None:
 
 GRID = all_pairs(
     H=(1, 16, 40, 128), S=(1, 2, 4), page=(16, 32, 64, 192), dtype=("bf16", "fp16"), splits=(1, 2, 3),
-    storage=("dense", "wide"), programs=(1, 3), order=tuple(ORDERS),
+    storage=("dense", "wide"), row=("plain", "scaled"), programs=(1, 3), order=tuple(ORDERS),
 )
 
 
@@ -203,6 +226,8 @@ GRID = all_pairs(
 def test_a_grid_of_small_calls(row: dict[str, Any], monkeypatch: Patch) -> None:
     """Nothing is reported, in whatever order the partitions get their turns, and no NaN behind the end arrives."""
     row = dict(row)
+    if row["row"] == "scaled":
+        row["dtype"] = "bf16"
     monkeypatch.setattr(hopper_emulator, "run_roles", ORDERS[row.pop("order")])
     programs = row.pop("programs")
     arrays, named = mla_arguments(Case((0, 4, 65, 129), columns=FULL, **row))

@@ -52,18 +52,25 @@ HOPPER = [
     (Case((90, 70, 40), H=5, columns=FULL, page=5, splits=2), 150),
     (Case((90, 70, 40), H=80, columns=FULL, page=64, splits=1, storage="layers"), 200),
     (Case((90, 70), H=64, S=2, columns=FULL, page=48, dtype="fp16"), 63),
+    (Case((90, 70, 40), H=80, columns=FULL, page=5, splits=2, row="scaled"), 150),
+    (Case((90, 70), H=16, S=2, columns=FULL, page=64, row="scaled", storage="wide"), 63),
 ]
 
 
 @pytest.mark.parametrize("case, topk", HOPPER, ids=str)
 def test_the_emulator_of_hopper(case: Case, topk: int) -> None:
-    """And arithmetic: only rows that are named come, once for each tile of 64 heads, beside Q."""
+    """And arithmetic: only rows that are named come, once for each tile of 64 heads, beside Q. Latents with scales pass
+    through registers.
+    """
     listed, traffic = Listed(case, topk), Traffic()
     x, options = listed.x, {"num_splits": case.splits or 1, "return_lse": True, "backend": "hopper", **listed.x.options}
     out, lse = mla_decode_paged(listed.q, x.kv, indices=listed.indices, traffic=traffic, **options)
     assert_accurate(listed.dense, out[:, None], lse[:, None])
     tiles, items = -(-case.H // 64), len(listed.q) * -(-case.H // 64) * (case.splits or 1)
-    assert traffic.moved["DRAM->SMEM"] == (tiles * int((listed.indices >= 0).sum()) + 64 * items) * 576 * 2
+    named, scaled = tiles * int((listed.indices >= 0).sum()), case.row == "scaled"
+    assert traffic.moved["DRAM->SMEM"] == named * (128 if scaled else 1152) + 64 * items * 1152
+    if (case.splits or 1) == 1:  # nothing is merged
+        assert traffic.moved.get("DRAM->registers", 0) == named * 528 * scaled
 
 
 def test_the_reference() -> None:
@@ -208,7 +215,8 @@ def test_tokens_that_do_not_follow_one_another() -> None:
 
 @pytest.mark.compile
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
-def test_the_compiled_kernel_of_hopper_attends() -> None:
+@pytest.mark.parametrize("row", ["plain", "scaled"])
+def test_the_compiled_kernel_of_hopper_attends(row: str) -> None:
     """Its PTX, run without a GPU, by two programs that take item after item: lists of no multiple of 64, the same slot
     again and again, slots at the ends of pages and the last of the pool, integers of 64 bits that name none, a token
     that sees nothing. No two warps race. Rests on float64.
@@ -216,41 +224,50 @@ def test_the_compiled_kernel_of_hopper_attends() -> None:
     from kvlab.attention.merge_states import kernel as merge_kernel
     from kvlab.attention.mla_decode import hopper
 
-    listed = Listed(Case((90, 70, 33, 20), H=5, columns=FULL, page=16, splits=2), 130)
-    rows, slots = listed.x.rows, len(listed.x.rows) * 16
+    listed = Listed(Case((90, 70, 33, 20), H=5, columns=FULL, page=16, splits=2, row=row), 130)
+    x, slots = listed.x, len(listed.x.rows) * 16
     for slot in (0, 15, 16, slots - 16, slots - 1):
-        rows[slot // 16, slot % 16] = np.random.default_rng(slot).standard_normal(576).astype(rows.dtype)
+        rng, at = np.random.default_rng(slot), (slot // 16, slot % 16)
+        for window in x.windows if x.row_scales is None else (*x.windows, x.row_scales):
+            window[at] = rng.standard_normal(window.shape[2]).astype(window.dtype)
     listed.indices[0] = slots - 1
     listed.indices[1, -5:] = 0, 15, 16, slots - 16, slots - 1
     indices, absent = listed.indices.astype(np.int64), listed.indices < 0
     indices[absent] = np.resize([-1, slots, 1 << 40, -(1 << 40)], int(absent.sum()))
-    problem = MLADecodeProblem.of(listed.q[:, None], *listed.x.windows, indices, None)
+    problem = MLADecodeProblem.of(listed.q[:, None], *x.windows, indices, None, x.row_scales)
     config = replace(hopper_config.choose_hopper(problem, num_splits=2), programs=2)
-    arrays = [to_torch(x) for x in (listed.q[:, None], rows, listed.x.windows[1], indices)]
+    rows = x.rows if x.row_scales is None else x.rows.view(x.windows[0].dtype)
+    arrays = [to_torch(a) for a in (listed.q[:, None], rows, x.windows[1], indices)]
     out = torch.full((4, 1, 5, 512), float("nan"), dtype=arrays[0].dtype)
     with simulating((hopper, "attend"), (merge_kernel, "merge"), races=True):
-        made = hopper.launch(*arrays, None, scale=listed.x.scale, features=listed.x.features, config=config, out=out)
+        made = hopper.launch(*arrays, None, scale=x.scale, features=x.features, config=config, out=out)
     assert_accurate(listed.dense, *made)
 
 
 @pytest.mark.compile
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
 @pytest.mark.parametrize("H", [16, 128])
-def test_compiled_for_hopper(H: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("row", ["plain", "scaled"])
+def test_compiled_for_hopper(row: str, H: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rests on the compiler's counts: nine boxes of Q come by TMA, rows by 64 x 72 copies of 16 bytes of 128 threads;
-    the producer puts two pairs of registers aside, four in Triton 3.6.
+    the producer puts two pairs of registers aside, four in Triton 3.6. Of rows with scales 64 x 8 are copies, 64 x 32
+    loads of 16 bytes, a quarter of them the next block's, of which the first are before the loop; latents become
+    float16 two by two. Some thirty registers are put aside, most of them outside of the loop.
     """
     from kvlab.attention.mla_decode import hopper
 
-    arrays, named = listed_arguments(Case((50,), H=H, columns=FULL, page=64), 64)
+    arrays, named = listed_arguments(Case((50,), H=H, columns=FULL, page=64, row=row), 64)
     monkeypatch.setattr(hopper, "attend", caught := Caught(hopper.attend))
     monkeypatch.setattr(hopper, "merge", lambda *_, **__: None)
-    hopper.launch(*map(as_tensors, arrays), **named | {"features": as_tensors(named["features"])})
+    hopper.launch(*map(as_tensors, arrays), **{name: as_tensors(a) for name, a in named.items()})
     made = as_launched(caught.fn, caught.arguments, "sm_90")
     assert made.instructions["UTMALDG"] == 9
-    assert made.instructions["LDGSTS"] == 64 * 72 // 128
-    assert len(re.findall("ARRIVES.LDGSTSBAR", made.sass)) == 2
-    assert made.spills <= (32 if str(installed()).startswith("3.6") else 16)
+    scaled = row == "scaled"
+    assert made.instructions["LDGSTS"] == 64 * (8 if scaled else 72) // 128
+    assert len(re.findall("ARRIVES.LDGSTSBAR", made.sass)) == 2 - scaled
+    assert made.sass.count("LDG.E.128") == 64 * (32 + 8) // 128 * scaled
+    assert made.sass.count("F2FP.F16.E4M3.UNPACK_B") == 64 * 512 // 2 // 128 * scaled
+    assert made.spills <= (136 if scaled else 32 if str(installed()).startswith("3.6") else 16)
     assert made.shared <= hopper_config.shared_bytes(named["config"].constants) <= SHARED["sm_90"]
 
 

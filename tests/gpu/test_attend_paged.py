@@ -125,6 +125,14 @@ CHUNKS = [
     MixedCase(((300, 2000), (90, 900)), (8, 2), 128, DV=64, form="paged", page=32),
     MixedCase(((40, 20_000), (40, 100)), (64, 1), 128, form="paged", page=16),
     MixedCase(tuple((128, 128 + 900 * i) for i in range(12)), (32, 8), 128, form="paged", page=16),
+    MixedCase(((300, 6000), (17, 17), (129, 4000), (3, 0)), (8, 1), 128, form="paged", kv="fp8", scales="head"),
+    MixedCase(((130, 900), (33, 3000), (1, 800)), (32, 8), 128, "fp16", form="paged", page=64, kv="fp8", window=1000),
+    MixedCase(((300, 2000), (90, 900)), (8, 2), 128, form="paged", kv="fp8", scales="number", softcap=20.0, page=32),
+    MixedCase(((300, 6000), (64, 70), (129, 400)), (8, 1), 128, "fp8", form="paged", kv="fp8", scales="head", page=64),
+    MixedCase(((300, 2000), (90, 900)), (8, 2), 128, "fp8", form="paged", kv="fp8", window=700),
+    MixedCase(((300, 6000), (17, 17), (129, 4000), (3, 0), (70, 20)), (28, 4), 128, form="paged", sinks=True),
+    MixedCase(((300, 2000), (90, 900), (40, 41)), (10, 2), 112, "fp16", form="paged", page=32, window=300),
+    MixedCase(((300, 2000), (90, 900), (40, 41)), (24, 8), 128, form="paged", kv="fp8", scales="head", hnd=True),
 ]
 
 
@@ -137,7 +145,8 @@ def test_chunks_by_tiles_of_hopper(case: MixedCase) -> None:
     _, arrays, options = x.arguments("cuda")
     assert explain(attend_paged, *arrays, **options).backend == "hopper"
     poison()
-    outs = [torch.full((*arrays[0].shape[:2], x.v.shape[3]), float("nan"), dtype=arrays[0].dtype, device="cuda")
+    dtype = torch.bfloat16 if x.case.dtype == "fp8" else arrays[0].dtype
+    outs = [torch.full((*arrays[0].shape[:2], x.v.shape[3]), float("nan"), dtype=dtype, device="cuda")
             for _ in range(2)]
     with nothing_waits():
         made = [attend_paged(*arrays, **options | {"out": out}, return_lse=True, backend="hopper") for out in outs]

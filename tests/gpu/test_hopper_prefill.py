@@ -57,6 +57,9 @@ FP8 = [
     Case(((300, 333),) * 2, heads=(4, 2), D=128, dtype="fp8", scales="number"),
     Case(((640, 1024),), heads=(4, 2), D=128, dtype="fp8", scales="head", causal=False),
     Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="ragged", softcap=20.0),
+    Case(((640, 1024),), heads=(4, 2), D=128, kv="fp8", scales="number", causal=False),
+    Case(RAGGED, heads=(4, 2), D=128, dtype="fp16", kv="fp8", scales="head", form="ragged", softcap=20.0, window=100),
+    *(Case(PAGED, heads=(6, 2), D=128, kv="fp8", scales="head", form="paged", page=page) for page in (16, 64)),
     *(Case(PAGED, heads=(6, 2), D=128, dtype="fp8", scales="number", form="paged", page=page) for page in (16, 64)),
 ]
 GRID = [*SIZES, *(replace(case, dtype="fp16") for case in SIZES[:1] + SIZES[-10:]), *FP8, *ENDS]

@@ -21,7 +21,7 @@ from kvlab.attention.mha_decode.hopper_config import SUPPORTED, hopper_declined,
 from kvlab.attention.mha_prefill.config import PrefillInputs
 from kvlab.attention.mha_prefill.hopper_config import LIST_SUPPORTED, list_lacks
 from kvlab.attention.tiles.pages import Sequences
-from kvlab.common.arrays import add_axis
+from kvlab.common.arrays import add_axis, dtype_of
 
 from .config import FEW_ROWS, ragged_problem
 from .hopper_config import tiles_walk, with_tiles
@@ -87,7 +87,7 @@ class AttendPaged(PlannedCall, PrefillCall):
         rings = ring is None and (self.backend == "hopper" or declined is None)
         wide = hopper and tiles is None
         config = self.walks(problem, self.longest, emulated, hopper=hopper and rings, tiles=wide)
-        config = with_tiles(config, problem, self.features) if wide else config
+        config = with_tiles(config, problem, self.features, dtype_of(q, "q").itemsize) if wide else config
         told = Explanation("attend_paged", chosen, reason, config, config.grid(problem), emulated)
         return told, problem, "triton" if chosen == "hopper" else chosen
 

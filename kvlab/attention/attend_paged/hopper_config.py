@@ -10,7 +10,8 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mha_decode.hopper_config import BLOCK, HopperDecodeConstants, has_depths
 from kvlab.attention.mha_decode.hopper_config import shared_bytes as ring_bytes
-from kvlab.attention.mha_prefill.hopper_config import HEAD_DIMS, LIST_DEEPEST, LIST_GROUPS, listed_constants
+from kvlab.attention.mha_prefill.config import PrefillProblem
+from kvlab.attention.mha_prefill.hopper_config import FP8_DIMS, HEAD_DIMS, LIST_DEEPEST, listed_constants
 from kvlab.attention.schedule.config import ScheduleConfig, Sharing
 
 from .config import LARGE_BLOCK, LARGE_ROWS, WalkConfig
@@ -137,15 +138,24 @@ def tiles_walk(schedule: ScheduleConfig) -> bool:
     return (schedule.BM, schedule.block, schedule.unit) == (LARGE_ROWS, LARGE_BLOCK, 0)
 
 
+def prefill_problem(problem: DecodeProblem, itemsize: int) -> PrefillProblem:
+    """The sizes of a call, as Hopper's prefill kernel has them."""
+    return PrefillProblem(
+        problem.batch, 0, problem.q_heads, problem.kv_heads, problem.head_dim, problem.v_dim, itemsize,
+        int(problem.itemsize), ragged=True,
+    )
+
+
 def tiles_take(problem: DecodeProblem) -> bool:
     """Tells whether Hopper's prefill kernel has these sizes over a list."""
     dims = problem.head_dim, problem.v_dim
-    return dims in HEAD_DIMS and max(dims) <= LIST_DEEPEST and problem.itemsize == 2 and problem.group in LIST_GROUPS
+    known = HEAD_DIMS if problem.itemsize == 2 else FP8_DIMS if problem.itemsize == 1 else ()
+    return dims in known and max(dims) <= LIST_DEEPEST
 
 
-def with_tiles(config: WalkConfig, problem: DecodeProblem, features: Features) -> WalkConfig:
-    """The walks of a call, those over lists of large tiles by Hopper's prefill kernel."""
-    sizes = problem.head_dim, problem.v_dim, problem.group, problem.page_size, features
+def with_tiles(config: WalkConfig, problem: DecodeProblem, features: Features, itemsize: int) -> WalkConfig:
+    """The walks of a call, those over lists of large tiles by Hopper's prefill kernel. itemsize : bytes of q's."""
+    sizes = prefill_problem(problem, itemsize), problem.page_size, features
     walks = []
     for one in config.walks:
         schedule = one.schedule

@@ -25,7 +25,7 @@ TWINS = (
         },
     ),
     Twin(
-        "hopper", kernel="hopper_roles:produce,transpose,consume", emulator="hopper_emulator:produce,transpose,consume",
+        "hopper", kernel="hopper_roles:produce,change,consume", emulator="hopper_emulator:produce,change,consume",
     ),
 )
 LAUNCH = ("kernel:launch", "emulator:launch")

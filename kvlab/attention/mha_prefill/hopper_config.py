@@ -25,23 +25,25 @@ HEAD_DIMS = (
 fills those behind a row with zeros.
 """
 FP8_DIMS = ((128, 128),)
-"""The same where all are e4m3."""
+"""The same where K and V are e4m3."""
 
 SUPPORTED = (
     "bf16 or fp16, no mask but causal and windows, no ALiBi, lse in base e, "
     "head dimension 64, 80, 96, 112, 128, 192 or 256 (128 with values of 64, 192 with values of 128, too), "
     "scale > 0, at least one key, pages of 16, "
     "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes; "
-    "float8_e4m3fn for all of q, k and v with a head dimension of 128, without scales of tokens, out bf16 or fp16"
+    "float8_e4m3fn for k and v, or q, too, with a head dimension of 128, without scales of tokens, out bf16 or fp16"
 )
 LIST_SUPPORTED = (
     "bf16 or fp16, no mask but causal and windows, scores alike in all heads, head dimensions 64, 80, 96, 112 or 128, "
-    "a sequence that may have more than 32 rows, 1, 2, 4 .. 64 query heads to a KV head, scale > 0, pages of 16, "
-    "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes, "
-    "without batch_invariant"
+    "a sequence that may have more than 32 rows, scale > 0, pages of 16, 32, 64 or multiples of 128 tokens, arrays "
+    "that start at 16 bytes and whose strides are multiples of 16 bytes, without batch_invariant; K and V, or q, too, "
+    "of float8_e4m3fn with a head dimension of 128, without scales of tokens, q with 1, 2, 4 .. 64 heads to a KV head"
 )
-LIST_DEEPEST, LIST_GROUPS = 128, (1, 2, 4, 8, 16, 32, 64)
-"""The largest head dimension, and query heads to a KV head, of calls over a work list."""
+LIST_DEEPEST = 128
+"""The largest head dimension of calls over a work list."""
+BOX_GROUPS = 1, 2, 4, 8, 16, 32, 64
+"""Query heads to a KV head of which boxes of 64 rows hold whole tokens."""
 FIXED_ABOVE, FIXED_MOST = 56.0, 80.0
 """Scores of a softcap are bounded. Up to FIXED_MOST (in units of log2, softcap 55) a row's weights have one top, which
 its first block of keys decides: none weighs more than 2^FIXED_ABOVE, so that float32 holds their sums and those of V
@@ -54,21 +56,36 @@ SMS = 132  # of an H100
 L2_SHARE = 16_000_000  # bytes of K and V that stay in L2 beside what else passes through
 
 
+class Registers(NamedTuple):
+    """Registers of a thread of a consumer, of the producer and of the changer."""
+
+    REGISTERS: int
+    PRODUCER: int
+    CHANGER: int = 0
+
+
+PAGED, MANY_PAGES = Registers(232, 48), Registers(224, 64)
+"""Of K and V in pages, and in such of which a block has many."""
+WIDENED, EIGHT, EIGHT_SEEN = Registers(208, 40, 56), Registers(192, 48, 80), Registers(208, 32, 64)
+"""Of K and V that are widened, where all is e4m3, and where then no row needs a mask."""
+
+
 class HopperPrefillConstants(NamedTuple):
     """Compile-time constants of the Hopper kernel. NC consumer warpgroups have BM query rows each, in NQ buffers; NB
-    stages hold BN keys of D and values of DV, in boxes of BOX keys. Of the D columns DEPTH are multiplied; of the DV,
-    COLUMNS are the values', the others 0.
+    stages hold BN keys of D and values of DV, NR what comes from DRAM, in boxes of BOX keys. Of the D columns DEPTH are
+    multiplied; of the DV, COLUMNS are the values', the others 0.
 
     FIRST: the first block of a tile may need a mask; MASKED: others, too. ALIGNED: tiles begin at positions that are
     multiples of their rows. SKIP: a consumer passes over blocks that only others see. WINDOW: bounded on the left.
     CLEAN: rows behind a sequence's end may be anything. FIXED: a softcap so low that a row's weights have one top. O
     leaves in ROUNDS parts. EQUAL: all tiles have as many keys. Q_REGISTERS: Q is read from shared memory once a tile,
     not by every product. HOLD: P V of the block before is waited for behind the row maxima (1), behind the exponentials
-    (2), where the compiler likes (0). EARLY: O is rescaled beside Q K^T. ITEM: bytes of an element of Q, K and V; of 1,
-    V passes through a warpgroup, the TRANSPOSER.
-    REGISTERS of a thread of a consumer, of the PRODUCER and of the TRANSPOSER. PACK query heads of a KV head share a
-    tile, token by token. TOGETHER: 0, or tiles are those of a work list (:mod:`kvlab.attention.schedule`), so many of a
-    sequence side by side, key blocks those of its units, whose beginning takes OVERHEAD. WORDS tell of a tile.
+    (2), where the compiler likes (0). EARLY: O is rescaled beside Q K^T. ITEM: bytes of an element of Q, and of K and V
+    as they are multiplied; STORED: as they are in DRAM; of 1, they pass through a warpgroup, the CHANGER.
+    REGISTERS of a thread of a consumer, of the PRODUCER and of the CHANGER. PACK query heads of a KV head share a
+    tile, token by token; ODD: so many that boxes hold no whole tokens, so that consumers copy Q and store O row by row.
+    TOGETHER: 0, or tiles are those of a work list (:mod:`kvlab.attention.schedule`), so many of a sequence side by
+    side, key blocks of LISTED keys, the beginning of a unit OVERHEAD of them. WORDS tell of a tile.
     LAZY: a row's top stays until its maximum is 2^8 times as much. REST: P V is two products, of 64 columns of V and of
     so many more, and the two consumers issue theirs in turn; 0: one, of DV columns.
     """
@@ -80,6 +97,7 @@ class HopperPrefillConstants(NamedTuple):
     NC: int
     NQ: int
     NB: int
+    NR: int
     BN: int
     BOX: int
     PAGE: int
@@ -98,13 +116,16 @@ class HopperPrefillConstants(NamedTuple):
     EQUAL: bool
     Q_REGISTERS: bool
     ITEM: int
+    STORED: int
     REGISTERS: int
     PRODUCER: int
-    TRANSPOSER: int
+    CHANGER: int
     BM: int = 64
     PACK: int = 1
+    ODD: bool = False
     TOGETHER: int = 0
     OVERHEAD: int = 0
+    LISTED: int = 128
     WORDS: int = 8
     LAZY: bool = False
     REST: int = 0
@@ -136,8 +157,9 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     dims = int(q.shape[-1]), int(v.shape[-1])
     features, mask = inputs.features, inputs.features.mask
     eight = is_fp8(q)
-    for array in (q, k):
-        if dtype_of(array, "q").itemsize != (1 if eight else 2):
+    stored = is_fp8(k)
+    for array, narrow in ((q, eight), (k, stored)):
+        if dtype_of(array, "q").itemsize != (1 if narrow else 2) or (eight and not stored):
             return f"dtype {array.dtype}"
     if mask.chunk or mask.valid is not None or mask.bias is not None or min(mask.left, mask.right) < 0:
         return "a mask other than causal and windows around the query"
@@ -147,10 +169,10 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
         return "scales of tokens"
     if inputs.out is not None and dtype_of(inputs.out, "out").itemsize != 2:
         return f"out of dtype {inputs.out.dtype}"
-    if dims not in (FP8_DIMS if eight else HEAD_DIMS):
+    if dims not in (FP8_DIMS if stored else HEAD_DIMS):
         return f"head dimensions {dims[0]} of q and {dims[1]} of v"
     if not scale * features.scales.q.number * features.scales.k.number > 0:
-        return f"scale {scale}" + (", the numbers of q_scale and k_scale with it," if eight else "")
+        return f"scale {scale}" + (", the numbers of q_scale and k_scale with it," if stored else "")
     if 0 in q.shape or 0 in k.shape:
         return "no queries or no keys"
     if inputs.sequences.table is not None:
@@ -202,14 +224,14 @@ def rest_of(problem: PrefillProblem) -> int:
 def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefillConfig:
     """The configuration of a call that the kernel can do."""
     (D, DV, depth), item, features = shared_columns(problem), problem.itemsize, inputs.features
-    small, wide, mask = D == 64, max(D, DV), features.mask
+    small, wide, mask, widened = D == 64, max(D, DV), features.mask, problem.converted
     window = mask.left < UNLIMITED
     page = inputs.k.shape[1] if inputs.sequences.table is not None else 0
     bounded = mask.right < UNLIMITED
     # Three consumers have 160 registers a thread, too few for what a window, a cap, ragged rows or Q keep; and their
     # 192 rows see more keys in vain behind the diagonal.
     three = small and not (window or features.softcap > 0 or problem.ragged or bounded)
-    BM, NC, NB, BN = 64, 3 if three else 2, 3 if small else 2, 64 if wide == 256 else 128
+    BM, NC, NB, BN = 64, 3 if three else 2, 3 if small else 2, 64 if wide == 256 or widened else 128
     rows = BM * NC
     num_keys = inputs.k.shape[1]
     ragged_k = inputs.sequences.cu_k is not None
@@ -217,37 +239,40 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     whole = known and num_keys % BN == 0
     # Tiles begin where blocks of keys do: the last keys of its rows lie in the first block of a tile, or of a consumer
     # that passes over those before. No other needs a mask. (Consumers that pass over blocks need registers, e4m3, too.)
-    aligned = bounded and not window and mask.right % BN == 0
+    aligned = bounded and not (window or widened) and mask.right % BN == 0
     aligned = aligned and (rows == BN or BN <= BM) and (known or (wide <= 192 and item == 2))
     skip = aligned and BN <= BM
-    fixed = D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16)
+    fixed = D <= 128 and not widened and 0 < features.softcap * LOG2E <= FIXED_MOST
+    fixed = fixed and bool(dtype_of(inputs.q, "q") == bfloat16)
     plain = aligned and not features.softcap > 0 and (known or D <= 64)
     overlap = small and not (fixed or plain)
     rest = rest_of(problem)
     late = 128 <= wide <= 192 and not rest and item == 2 and (bounded or window) and not features.softcap > 0
     before = (num_keys - problem.max_q) % rows if known else rows - 1  # rows that a first tile lacks, at most
     many = 0 < page < 32 and wide <= 192 and item == 2  # page numbers of a block
-    eight = (208, 32, 64) if whole and not bounded and not window else (192, 48, 80)  # e4m3's registers
+    if widened or item == 1:
+        registers = WIDENED if widened else EIGHT_SEEN if whole and not bounded and not window else EIGHT
+    else:
+        registers = Registers(160, 32) if three else MANY_PAGES if many else PAGED if page else Registers(240, 32)
     total = inputs.q.shape[1] if problem.ragged else problem.max_q + before * aligned
     row_tiles = total // rows + (1 + aligned) * problem.batch if problem.ragged else -(-total // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)
     constants = HopperPrefillConstants(
-        D=D, DV=DV, DEPTH=depth, COLUMNS=problem.value_dim, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN,
-        BOX=min(page, BN) if page else BN, PAGE=page,
+        D=D, DV=DV, DEPTH=depth, COLUMNS=problem.value_dim, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, NR=NB,
+        BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
         CLEAN=ragged_k or page > 0, FIXED=fixed, HOLD=1 if late else 2 * overlap, EARLY=overlap or item == 1,
         ROUNDS=2 if wide > 128 else 1, EQUAL=known and not bounded and not window,
-        Q_REGISTERS=small and not (three or many or features.softcap > 0),
-        ITEM=item, REGISTERS=160 if three else eight[0] if item == 1 else 240 if not page else 224 if many else 232,
-        PRODUCER=eight[1] if item == 1 else 32 if three or not page else 64 if many else 48,
-        TRANSPOSER=eight[2] if item == 1 else 0, LAZY=skip, REST=rest,
+        Q_REGISTERS=widened or (small and not (three or many or features.softcap > 0)), ITEM=item,
+        STORED=problem.kv_itemsize, **registers._asdict(), LAZY=skip, REST=rest,
     )
     together = 1
     if bounded or problem.ragged:
         longest = inputs.sequences.most_keys(inputs.k)
         longest = num_keys // problem.batch if ragged_k else longest
-        fit = max(1, L2_SHARE // (max(longest, 1) * (problem.head_dim + problem.value_dim) * item)) * problem.group
+        row = (problem.head_dim + problem.value_dim) * problem.kv_itemsize
+        fit = max(1, L2_SHARE // (max(longest, 1) * row)) * problem.group
         groups = [g for g in range(1, heads + 1) if heads % g == 0]
         together = max(g for g in groups if g <= fit)
         if together * row_tiles < SMS:
@@ -261,45 +286,48 @@ def list_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     """Feature of a call over a work list that the Hopper kernel lacks, None if it takes the call."""
     q, k, v, features = inputs.q, inputs.k, inputs.v, inputs.features
     group = int(q.shape[2]) // int(k.shape[2])
-    if is_fp8(q) or is_fp8(k):
-        return f"dtype {dtype_of(k, 'k').name}"
     if max(int(q.shape[3]), int(v.shape[3])) > LIST_DEEPEST:
         return f"head dimensions {q.shape[3]} of q and {v.shape[3]} of v"
-    if group not in LIST_GROUPS:
-        return f"{group} query heads to a KV head"
+    if is_fp8(q) and group not in BOX_GROUPS:
+        return f"q of e4m3 and {group} query heads to a KV head"
     if differs_by_head(features):
         return "features that differ between the query heads of a KV head"
     return hopper_lacks(inputs, scale)
 
 
 def listed_constants(
-    head_dim: int, value_dim: int, group: int, page: int, features: Features, *, together: int, overhead: int
+    problem: PrefillProblem, page: int, features: Features, *, together: int, overhead: int
 ) -> HopperPrefillConstants:
-    """Constants of the kernel that walks a work list whose key blocks have 128 keys: tiles of 128 rows of 16 bits.
+    """Constants of the kernel that walks a work list whose key blocks have 128 keys: tiles of 128 rows. K and V that
+    are widened lie in shared memory twice, and Q in registers, as the tensor cores' reads fill the banks: 64 keys.
 
-    >>> C = listed_constants(128, 128, 4, 16, Features(), together=4, overhead=1)
+    >>> problem = PrefillProblem(1, 1, 32, 8, head_dim=128, value_dim=128, itemsize=2, kv_itemsize=2)
+    >>> C = listed_constants(problem, 16, Features(), together=4, overhead=1)
     >>> C.PACK, C.BN, shared_bytes(C)
     (4, 128, 230400)
     """
-    problem = PrefillProblem(1, 1, group, 1, head_dim, value_dim, 2, 2)
-    D, DV, depth = shared_columns(problem)
-    mask, BN = features.mask, 128
+    (D, DV, depth), item = shared_columns(problem), problem.itemsize
+    mask, BN = features.mask, 64 if problem.converted else 128
     window, bounded = mask.left < UNLIMITED, mask.right < UNLIMITED
     small, many = max(D, DV) == 64, page < 32
+    NB = 3 if small else 2
+    registers = WIDENED if problem.converted else EIGHT if item == 1 else MANY_PAGES if many else PAGED
     return HopperPrefillConstants(
-        D=D, DV=DV, DEPTH=depth, COLUMNS=value_dim, NC=2, NQ=2, NB=3 if small else 2, BN=BN, BOX=min(page, BN),
+        D=D, DV=DV, DEPTH=depth, COLUMNS=problem.value_dim, NC=2, NQ=2, NB=NB, NR=NB, BN=BN, BOX=min(page, BN),
         PAGE=page, RAGGED_Q=True, RAGGED_K=False, FIRST=True, MASKED=bounded or window, ALIGNED=False, SKIP=False,
         WINDOW=window, CLEAN=True, FIXED=False,
-        HOLD=2 if small else 1 if (bounded or window) and not features.softcap > 0 else 0, EARLY=small, ROUNDS=1,
-        EQUAL=False, Q_REGISTERS=False, ITEM=2, REGISTERS=224 if many else 232, PRODUCER=64 if many else 48,
-        TRANSPOSER=0, PACK=group, TOGETHER=together, OVERHEAD=overhead, WORDS=16, REST=rest_of(problem),
+        HOLD=2 if small else 1 if (bounded or window) and not features.softcap > 0 else 0, EARLY=small or item == 1,
+        ROUNDS=1, EQUAL=False, Q_REGISTERS=problem.converted, ITEM=item, STORED=problem.kv_itemsize,
+        **registers._asdict(), PACK=problem.group, ODD=problem.group not in BOX_GROUPS, TOGETHER=together,
+        OVERHEAD=overhead, WORDS=16, REST=rest_of(problem),
     )
 
 
 def shared_bytes(C: HopperPrefillConstants) -> int:
-    """Bytes of shared memory that the kernel takes at most: buffers of Q, stages of K and V (of e4m3 V once more,
-    transposed), and what of the output leaves at a time, in 16 bits.
+    """Bytes of shared memory that the kernel takes at most: buffers of Q, stages of K and V (of e4m3 what is changed
+    once more), and what of the output leaves at a time, in 16 bits.
     """
     q, o = C.NQ * C.NC * C.BM * C.D, C.NC * C.BM * C.DV // C.ROUNDS
-    kv = C.NB * C.BN * (C.D + C.DV * (2 if C.ITEM == 1 else 1))
-    return (q + kv) * C.ITEM + o * 2 + BARRIER_BYTES
+    kv = C.NB * C.BN * (C.D + C.DV) * C.ITEM
+    kv += C.NR * C.BN * (C.DV * (C.STORED == 1) + C.D * (C.STORED < C.ITEM))
+    return q * C.ITEM + kv + o * 2 + BARRIER_BYTES

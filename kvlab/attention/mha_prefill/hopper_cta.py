@@ -9,6 +9,7 @@ import numpy as np
 
 from kvlab.attention.hopper.cta import PartitionedCTA, Places, accumulator
 from kvlab.attention.hopper.emulator import find_pages
+from kvlab.memory import float8_e4m3fn
 from kvlab.staging import AsyncBarrier, Fragments
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
 from kvlab.staging.record.footprint import Footprint
@@ -27,20 +28,21 @@ class HopperPrefillCTA(PartitionedCTA):
 
     def start(self, C: HopperPrefillConstants) -> None:
         """Makes the mbarriers."""
-        *self.consumers, self.transposer, self.producer = self.places.partitions.values()
+        *self.consumers, self.changer, self.producer = self.places.partitions.values()
         self.q_full = self.barriers("q full", C.NQ * C.NC)
-        self.q_free = self.barriers("q free", C.NQ * C.NC, 2 if C.ITEM == 1 else 1)
+        self.q_free = self.barriers("q free", C.NQ * C.NC, 2 if C.STORED == 1 else 1)
         self.k_full, self.k_free = self.barriers("k full", C.NB), self.barriers("k free", C.NB, C.NC)
         self.v_full, self.v_free = self.barriers("v full", C.NB), self.barriers("v free", C.NB, C.NC)
         self.turn = self.barriers("turn", 2 if C.REST else 0, 4)  # of bar.arrive and bar.sync: every warp arrives
-        self.loaded, self.raw_full, self.raw_free = "v", self.v_full, self.v_free
-        if C.ITEM == 1:  # V's way from DRAM ends before the transposer
-            self.loaded = "raw"
-            self.raw_full, self.raw_free = self.barriers("raw full", C.NB), self.barriers("raw free", C.NB)
         of_q, of_k, of_v = (self.q_full, self.q_free), (self.k_full, self.k_free), (self.v_full, self.v_free)
-        of_raw = self.raw_full, self.raw_free
-        self.bars, self.bars_of_producer = (*of_q, *of_k, *of_v), (*of_q, *of_k, *of_raw)
-        self.bars_of_transposer = *of_q, *of_raw, *of_v
+        self.loaded = tuple(loaded_roles(C).values())
+        raw_k, raw = of_k, of_v
+        if C.STORED < C.ITEM:  # the way of K and V from DRAM ends before the changer
+            raw_k = self.barriers("raw k full", C.NR), self.barriers("raw k free", C.NR)
+        if C.STORED == 1:
+            raw = self.barriers("raw full", C.NR), self.barriers("raw free", C.NR)
+        self.bars, self.bars_of_producer = (*of_q, *of_k, *of_v), (*of_q, *raw_k, *raw)
+        self.changed_bars = *of_k, *of_v
 
     def send(self, slot: int, *values: int) -> None:
         """Numbers for the other partitions, the first of ``slot``."""
@@ -89,7 +91,7 @@ class HopperPrefillCTA(PartitionedCTA):
         """
         if table is None:
             return batch
-        return find_pages(table, key, num_keys, self.boxes["k"].shape[0], self.C.BN, self.C.BOX, self.C.PAGE)
+        return find_pages(table, key, num_keys, self.boxes[self.loaded[0]].shape[0], self.C.BN, self.C.BOX, self.C.PAGE)
 
     def load_rows(
         self, role: str, bar: AsyncBarrier, b: int, pages: Array | int, first: int, head: int, key: int = 0
@@ -109,7 +111,7 @@ class HopperPrefillCTA(PartitionedCTA):
 
     def clean_rows(self, me: Warps, role: str, b: int, first: int, end: int) -> None:
         """Zero the rows of a V tile but ``first`` to ``end - 1``: what no row sees may be anything. Eight rows are read
-        and stored anew. Each consumer does it, before it reads the tile, or the transposer.
+        and stored anew. Each consumer does it, before it reads the tile, or the changer.
         """
         place = self.places.tiles[role][b]
         first, end = (min(max(bound, 0), place.rows) for bound in (first, end))
@@ -131,6 +133,28 @@ class HopperPrefillCTA(PartitionedCTA):
         self.hazards.fence_async(me)
         self.meet(me)
         self.traffic.move("SMEM->SMEM", v.nbytes)
+
+    def widen_tile(self, me: Warps, raw_role: str, role: str, r: int, b: int) -> None:
+        """K or V of e4m3 of buffer r to buffer b, in 16 bits, eight columns of a row a lane."""
+        raw, wide = self.places.tiles[raw_role][r], self.places.tiles[role][b]
+        row, half = np.ogrid[: raw.rows, : raw.cols // 8]
+        self.hazards.read(self.places.shared(raw, me, 2), f"{raw_role} read", r)
+        stored = self.smem.load(raw.address(row, half // 2) + half % 2 * 8, float8_e4m3fn, 8)
+        self.hazards.write(self.places.shared(wide, me, 2), f"{role} write", b)
+        self.smem.store(wide.address(row, half), stored.astype(self.dtype))
+        self.hazards.fence_async(me)
+        self.meet(me)
+        self.traffic.move("SMEM->SMEM", wide.nbytes)
+
+    def fill(self, me: Warps, role: str, i: int, values: Array) -> None:
+        """``values`` to a tile, four rows a warp in turn, for the tensor cores."""
+        place = self.places.tiles[role][i]
+        self.hazards.write(self.places.shared(place, me, 4), f"{role} write", i)
+        address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
+        self.smem.store(address, values.reshape(*address.shape, -1))
+        self.hazards.fence_async(me)
+        self.meet(me)
+        self.traffic.move("DRAM->SMEM", values.nbytes)
 
     def query(self, me: Warps, u: int) -> PanelTile | Array:
         """Q of buffer u, in registers if it is to be there."""
@@ -199,13 +223,18 @@ class HopperPrefillCTA(PartitionedCTA):
         self.meet(me)
 
 
+def loaded_roles(C: HopperPrefillConstants) -> dict[str, str]:
+    """K and V -> the role of the buffers to which TMA brings them."""
+    return {"k": "raw k" if C.STORED < C.ITEM else "k", "v": "raw" if C.STORED == 1 else "v"}
+
+
 @functools.cache
 def places_of(C: HopperPrefillConstants) -> Places:
-    """Buffers of Q (NQ) and O for each consumer, of K and V for each stage, of V of e4m3 as it comes, too (``"raw"``);
-    then slots of numbers.
+    """Buffers of Q (NQ) and O for each consumer, of K and V for each stage, of K and V that are changed as they come,
+    too (``"raw k"`` and ``"raw"``); then slots of numbers.
 
-    >>> flags = *9 * [False], True, True, 1, False, False, 2
-    >>> C = HopperPrefillConstants(64, 64, 64, 64, 3, 2, 3, 128, 128, 0, *flags, 160, 32, 0)
+    >>> flags = *9 * [False], True, True, 1, False, False, 2, 2
+    >>> C = HopperPrefillConstants(64, 64, 64, 64, 3, 2, 3, 3, 128, 128, 0, *flags, 160, 32, 0)
     >>> places = places_of(C)
     >>> places.partitions["consumer 1"], places.partitions["the producer"]
     ((4, 5, 6, 7), (12,))
@@ -215,10 +244,11 @@ def places_of(C: HopperPrefillConstants) -> Places:
     sizes = {
         "q": (C.NQ * C.NC, C.BM, C.D, C.ITEM), "k": (C.NB, C.BN, C.D, C.ITEM),
         "v": (C.NB, C.DV, C.BN, 1) if C.ITEM == 1 else (C.NB, C.BN, C.DV, 2),
-        "o": (C.NC, C.BM, C.DV // C.ROUNDS, 2), "raw": (C.NB if C.ITEM == 1 else 0, C.BN, C.DV, 1),
+        "o": (C.NC, C.BM, C.DV // C.ROUNDS, 2), "raw": (C.NR if C.STORED == 1 else 0, C.BN, C.DV, 1),
+        "raw k": (C.NR if C.STORED < C.ITEM else 0, C.BN, C.D, 1),
     }
     consumers = {f"consumer {w}": 4 for w in range(C.NC)}
-    partitions = consumers | {"the transposer": 4 if C.ITEM == 1 else 0, "the producer": 1}
+    partitions = consumers | {"the changer": 4 if C.STORED == 1 else 0, "the producer": 1}
     return Places(sizes, partitions, more=4 * C.WORDS * C.NQ)
 
 

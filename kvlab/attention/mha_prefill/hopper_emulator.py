@@ -20,7 +20,7 @@ from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.machines.rows import per_sequence
 from kvlab.attention.schedule.config import list_parts
 from kvlab.attention.schedule.emulator import team_items
-from kvlab.attention.tiles.masked import store
+from kvlab.attention.tiles.masked import load, store
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.pages import DENSE, Sequences
 from kvlab.hardware import TmaDescriptor
@@ -30,7 +30,7 @@ from kvlab.staging.tile.rows_over_warps import butterfly
 
 from .config import PrefillProblem
 from .hopper_config import FIXED_ABOVE, TANH, HopperPrefillConfig, HopperPrefillConstants
-from .hopper_cta import HopperPrefillCTA, places_of
+from .hopper_cta import HopperPrefillCTA, loaded_roles, places_of
 
 Array = np.ndarray[Any, Any]
 
@@ -57,6 +57,7 @@ class HopperPrefillLaunch:
     taken: list[int] = field(default_factory=list)
     work: tuple[Array, Array, Array] | None = None
     room: int = 0
+    q_array: Array | None = None
 
     def program_items(self, program: int) -> tuple[int, int, int, int]:
         """(begin, until, first, last): the places of a program's team in the list, and the items that lie there."""
@@ -89,9 +90,9 @@ class HopperPrefillLaunch:
         start = int(starts[item]) + C.OVERHEAD
         stop = int(starts[item + 1])
         top = tile * C.TOGETHER * rows // C.PACK + num_keys - num_q
-        origin = max(top - left, 0) // C.BN
-        first = origin + max(begin, start) - start
-        last = origin + min(until, stop) - start
+        origin = max(top - left, 0) // C.LISTED
+        first = (origin + max(begin, start) - start) * (C.LISTED // C.BN)
+        last = (origin + min(until, stop) - start) * (C.LISTED // C.BN)
         lo, hi = self.key_blocks(row, num_q, num_keys, left, right)
         lo, hi = max(lo, first), min(hi, last)
         if lo >= hi:
@@ -133,6 +134,8 @@ class HopperPrefillLaunch:
         C = self.config.constants
         top = row // C.PACK + num_keys - num_q
         bottom = top + C.NC * C.BM // C.PACK - 1
+        if C.ODD:
+            bottom = (row + C.NC * C.BM - 1) // C.PACK + num_keys - num_q
         hi = max(-(-min(bottom + right + 1, num_keys) // C.BN), 1)
         first = max(top, num_keys - num_q) - left  # rows before the sequence see nothing
         return min(max(first, 0) // C.BN, hi - 1), hi
@@ -143,11 +146,11 @@ def produce(cta: HopperPrefillCTA, x: HopperPrefillLaunch, program: int) -> Iter
     #@ producer
     #: begin -> t, it, j    the first tile is the program's own; none loaded yet
     C, me = cta.C, cta.producer  #- launch
-    q_full, q_free, k_full, k_free, raw_full, raw_free = cta.bars_of_producer
+    q_full, q_free, k_full, k_free, v_full, v_free = cta.bars_of_producer
     tiles, group, left, right = x.config.tiles, x.problem.group, *x.sizes[2:]  #- launch
     NC = C.NC
     ROWS = NC * C.BM
-    it = 0  # K/V blocks so far: stage it % NB, phase it // NB
+    it = 0  # K/V blocks so far: stage it % NR, phase it // NR
     j = 0  # tiles so far
     t = program
     if C.TOGETHER:
@@ -176,18 +179,21 @@ def produce(cta: HopperPrefillCTA, x: HopperPrefillLaunch, program: int) -> Iter
                 u = slot * NC + w
                 token = (row + w * C.BM) // C.PACK
                 first = min(max(token, 1 - C.BM), num_q - 1)  # a box touches the tensor
-                cta.load_rows("q", q_full[u], u, q_batch, q_first + first, head)
+                if C.ODD:  # consumers copy their rows
+                    q_full[u].arrive(me)
+                else:
+                    cta.load_rows("q", q_full[u], u, q_batch, q_first + first, head)
             j += 1
             for i in range(hi - lo):
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free
-                b = it % C.NB
+                b = it % C.NR
                 key = (hi - 1 - i) * C.BN
                 found = cta.find_pages(pages_of, k_batch, key, num_keys)  # before the wait
-                yield k_free[b], ((it // C.NB) & 1) ^ 1
-                cta.load_rows("k", k_full[b], b, found, k_first, head // group, key)
+                yield k_free[b], ((it // C.NR) & 1) ^ 1
+                cta.load_rows(cta.loaded[0], k_full[b], b, found, k_first, head // group, key)
                 #: load_v -> it    the V tile of the same keys
-                yield raw_free[b], ((it // C.NB) & 1) ^ 1
-                cta.load_rows(cta.loaded, raw_full[b], b, found, k_first, head // group, key)
+                yield v_free[b], ((it // C.NR) & 1) ^ 1
+                cta.load_rows(cta.loaded[1], v_full[b], b, found, k_first, head // group, key)
                 it += 1
         #: take -> t    the next tile that no program has taken; in turn where all take the same time, or of the list
         x.taken.append(program)  #- programs
@@ -206,12 +212,15 @@ def produce(cta: HopperPrefillCTA, x: HopperPrefillLaunch, program: int) -> Iter
         q_full[slot * NC + w].arrive(me)
 
 
-def transpose(cta: HopperPrefillCTA, x: HopperPrefillLaunch) -> Iterator[Wait]:
-    """One warpgroup transposes the V tiles of e4m3 on their way to the consumers."""
-    #@ transposer
+def change(cta: HopperPrefillCTA, x: HopperPrefillLaunch) -> Iterator[Wait]:
+    """One warpgroup changes tiles of e4m3 on their way to the consumers: widens K and V for a q of 16 bits, or
+    transposes V.
+    """
+    #@ changer
     #: begin -> it, j, batch    the first tile, -1: none
-    C, me = cta.C, cta.transposer  #- launch
-    q_full, q_free, raw_full, raw_free, v_full, v_free = cta.bars_of_transposer
+    C, me = cta.C, cta.changer  #- launch
+    q_full, q_free, raw_k_full, raw_k_free, raw_full, raw_free = cta.bars_of_producer
+    k_full, k_free, v_full, v_free = cta.changed_bars
     max_q, max_k, left, right = x.sizes
     NC = C.NC
     it = 0
@@ -222,20 +231,33 @@ def transpose(cta: HopperPrefillCTA, x: HopperPrefillLaunch) -> Iterator[Wait]:
         #: hear -> slot, lo, hi, first    the tile; its words have been read; the first key that a row sees
         slot = j % C.NQ
         _, tile_row, _, num_q, num_keys = cta.hear(me, slot, max_q, max_k)
-        lo, hi = x.key_blocks(tile_row, num_q, num_keys, left, right)
+        if C.TOGETHER:
+            lo, hi, _ = cta.hear_unit(me, slot)
+        else:
+            lo, hi = x.key_blocks(tile_row, num_q, num_keys, left, right)
         for w in range(NC):
             cta.arrive(me, q_free[slot * NC + w])
         first = num_keys - num_q - left
         for i in range(hi - lo):
-            #: transpose -> b, it    keys along the rows, as soon as the stage is free; zeros where no row sees a key
+            #: change -> r, b, it    as soon as the stage is free; V transposed with zeros where no row sees a key
+            r = it % C.NR
             b = it % C.NB
-            yield raw_full[b], (it // C.NB) & 1
+            if C.STORED < C.ITEM:
+                yield raw_k_full[r], (it // C.NR) & 1
+                yield k_free[b], ((it // C.NB) & 1) ^ 1
+                cta.widen_tile(me, "raw k", "k", r, b)
+                cta.arrive(me, raw_k_free[r])
+                cta.arrive(me, k_full[b])
+            yield raw_full[r], (it // C.NR) & 1
             yield v_free[b], ((it // C.NB) & 1) ^ 1
-            key = (hi - 1 - i) * C.BN
-            if (C.WINDOW or C.CLEAN) and (first > key or num_keys < key + C.BN):
-                cta.clean_rows(me, "raw", b, first - key, num_keys - key)
-            cta.transpose_tile(me, b)
-            cta.arrive(me, raw_free[b])
+            if C.STORED < C.ITEM:
+                cta.widen_tile(me, "raw", "v", r, b)
+            else:
+                key = (hi - 1 - i) * C.BN
+                if (C.WINDOW or C.CLEAN) and (first > key or num_keys < key + C.BN):
+                    cta.clean_rows(me, "raw", b, first - key, num_keys - key)
+                cta.transpose_tile(me, b)
+            cta.arrive(me, raw_free[r])
             cta.arrive(me, v_full[b])
             it += 1
         #: turn -> j, batch    the next tile
@@ -267,7 +289,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
     yield q_full[W], 0
     batch = cta.receive(me, 0)
     while batch >= 0:
-        #: hear -> slot, head, row, lo, hi, position, factor    the tile, where its rows stand, the scale of its head
+        #: hear -> slot, head, row, lo, hi, position, highest, factor    where the tile's rows stand, its head's scale
         slot = j % C.NQ
         u = slot * C.NC + W
         head, tile_row, q_first, num_q, num_keys = cta.hear(me, slot, max_q, max_k)
@@ -277,6 +299,9 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             lo, hi = x.key_blocks(tile_row, num_q, num_keys, left, right)
         row = tile_row + W * BM
         position = row // C.PACK + num_keys - num_q
+        highest = position + BM // C.PACK - 1
+        if C.ODD:
+            highest = (row + BM - 1) // C.PACK + num_keys - num_q
         kv_head = head // group
         factor = factor_of(1.0, features, batch, kv_head, np.full((1, BM), head))
         if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
@@ -290,6 +315,8 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                 it += 1
             hi = own
         b = it % C.NB
+        if C.ODD:
+            gather_rows(cta, x, me, u, head, row, q_first, num_q)
         q = cta.query(me, u)
         #: scores -> s    S = Q K^T of the last block
         yield k_full[b], (it // C.NB) & 1
@@ -299,7 +326,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         #: mask -> s    the features of scores, keys that a row does not see
         s = adjust_by_row(s, factor, inner, features)
         if C.FIRST:
-            s = mask_block(s, position, (hi - 1) * BN, num_keys, features, C)
+            s = mask_block(s, row, position, (hi - 1) * BN, num_keys, features, C)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
         m = s.tile()[0].max(1)
         if C.FIXED:  # from here on m is in units of log2
@@ -343,9 +370,9 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                 s = s * s.by_row(factor)
             else:
                 s = adjust_by_row(s, factor, inner, features)
-            cut = key + BN > min(position + right + 1, num_keys) or key < position + BM // C.PACK - 1 - left
+            cut = key + BN > min(position + right + 1, num_keys) or key < highest - left
             if C.MASKED and cut:
-                s = mask_block(s, position, key, num_keys, features, C)
+                s = mask_block(s, row, position, key, num_keys, features, C)
             #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
                 e = capped_weights(s, m, inner, scale)
@@ -396,7 +423,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             counts = (heads * 0 + (part & 1)) > 0
         top = m if C.FIXED else multiply_add(m, scale, -SHIFT)
         lse, inv = row_results(top, l, features.sinks, heads, counts, unit, by)
-        if C.ITEM == 1:
+        if C.STORED == 1:
             v_scale = head_scale(v_factor, scales.v.heads, batch, kv_head)
             inv = inv * v_scale
         cta.wait_mma(me, 0)
@@ -437,6 +464,19 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
     cta.wait_store(me)
 
 
+def gather_rows(
+    cta: HopperPrefillCTA, x: HopperPrefillLaunch, me: tuple[int, ...], u: int, head: int, row: int, q_first: int,
+    num_q: int,
+) -> None:
+    """A consumer's rows of Q into buffer u, panel by panel; 0 where there is none."""
+    assert x.q_array is not None
+    C, q_array = cta.C, x.q_array
+    r, d = row + np.arange(C.BM)[:, None], np.arange(C.D)
+    is_there = (r < num_q * C.PACK) & (d < q_array.shape[3])
+    values = load(q_array, (0, q_first + r // C.PACK, head + r % C.PACK, d), mask=is_there, other=0.0)
+    cta.fill(me, "q", u, values)
+
+
 def store_unit(
     cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int, o: Fragments, lse: Array, unit: tuple[int, ...]
 ) -> None:
@@ -453,7 +493,7 @@ def store_unit(
     if part < 0:
         token, of_head = (row + nth) // C.PACK, head + (row + nth) % C.PACK
         store(x.lse_array, (batch, q_first + token, of_head), lse, mask=nth < end)
-        if end < C.BM:
+        if C.ODD or end < C.BM:
             at = batch, (q_first + token)[:, None], of_head[:, None], d
             store(x.o_array, at, values.astype(x.o_array.dtype), mask=is_there)
         else:
@@ -488,10 +528,13 @@ def capped_weights(s: Fragments, top: Array, inner: np.float32, scale: np.float3
 
 
 def mask_block(
-    s: Fragments, position: int, key: int, num_keys: int, features: Features, C: HopperPrefillConstants
+    s: Fragments, row: int, position: int, key: int, num_keys: int, features: Features, C: HopperPrefillConstants
 ) -> Fragments:
-    """-inf for the keys that a row does not see; ``position`` of the first row."""
-    rows = position + np.arange(C.BM)[None] // C.PACK
+    """-inf for the keys that a row does not see; ``position`` of the first one, ``row``."""
+    nth = np.arange(C.BM)[None]
+    if C.ODD:
+        nth = nth + row % C.PACK
+    rows = position + nth // C.PACK
     c = key + np.arange(C.BN)[None]
     first, limit = key_range(rows, np.asarray(num_keys), features.mask.left, features.mask.right, 0)
     return hide(s, (rows, rows, rows, rows, first, limit), c, features, C.WINDOW)
@@ -528,8 +571,7 @@ def launch(
     C = config.constants
     out = np.empty((*q.shape[:3], C.COLUMNS), result_dtype(q)) if out is None else out
     lse = np.empty(q.shape[:3], np.float32)
-    rows = {"q": (q, C.BM), "k": (k, C.BOX), "raw" if C.ITEM == 1 else "v": (v, C.BOX), "o": (out, C.BM)}
-    boxes = {name: TmaDescriptor.of(a, (1, n, 1, 128 // a.itemsize), "128B") for name, (a, n) in rows.items()}
+    boxes = boxes_of({"q": (q, (C.BM, 1)), "k": (k, (C.BOX, 1)), "v": (v, (C.BOX, 1)), "o": (out, (C.BM, 1))}, C)
     scales = features.scales
     inner, outer = cap_terms(scale * (scales.q.number * scales.k.number), features.softcap)
     programs = min(processors, config.tiles)
@@ -545,6 +587,16 @@ def launch(
     return out, lse
 
 
+def boxes_of(arrays: dict[str, tuple[Array, tuple[int, int]]], C: HopperPrefillConstants) -> dict[str, TmaDescriptor]:
+    """What TMA copies, by the role of its buffers: arrays, and the rows of their boxes."""
+    roles = loaded_roles(C)
+    arrays = {name: a for name, a in arrays.items() if not (C.ODD and name in "qo")}
+    return {
+        roles.get(name, name): TmaDescriptor.of(a, (1, *rows, 128 // a.itemsize), "128B")
+        for name, (a, rows) in arrays.items()
+    }
+
+
 def run_programs(x: HopperPrefillLaunch, dtype: Any, boxes: dict[str, TmaDescriptor], traffic: Traffic) -> None:
     """The roles of all programs, as they meet."""
     C, busy = x.config.constants, list(range(x.programs))
@@ -553,6 +605,6 @@ def run_programs(x: HopperPrefillLaunch, dtype: Any, boxes: dict[str, TmaDescrip
         busy = [program for program, (first, last) in items.items() if first < last]
     ctas = [HopperPrefillCTA(C, places_of(C), dtype, boxes, traffic, traced=n == 0) for n, _ in enumerate(busy)]
     roles: list[Role] = [(cta.producer, produce(cta, x, n)) for n, cta in zip(busy, ctas, strict=True)]
-    roles += [(cta.transposer, transpose(cta, x)) for cta in ctas if C.ITEM == 1]
+    roles += [(cta.changer, change(cta, x)) for cta in ctas if C.STORED == 1]
     roles += [(me, consume(cta, x, w)) for cta in ctas for w, me in enumerate(cta.consumers)]
     run_roles(roles)

@@ -1,4 +1,6 @@
-"""The roles of the Hopper prefill kernel: a producer warp that brings tiles, consumer warpgroups that multiply them."""
+"""The roles of the Hopper prefill kernel: a producer warp that brings tiles, a warpgroup that changes those of e4m3,
+consumer warpgroups that multiply them.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ from .hopper_steps import (
     find_pages,
     find_tile,
     find_unit,
+    gather_rows,
     hear,
     hear_unit,
     key_blocks,
@@ -50,6 +53,7 @@ from .hopper_steps import (
     times,
     transpose_tile,
     wait_mma,
+    widen_tile,
 )
 
 
@@ -58,13 +62,13 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
     """One warp takes tile after tile, tells the consumers, and brings Q, K and V."""
     #@ producer
     #: begin -> t, it, j    the first tile is the program's own; none loaded yet
-    q_full, q_free, k_full, k_free, raw_full, raw_free = bars
+    q_full, q_free, k_full, k_free, v_full, v_free = bars
     seqs, table_batch, pages, work, room, lens_batch = where  #- launch
     _, _, table, _, taken = seqs  #- launch
     tiles, _, _, _, _, _, group, _, _, left, right = sizes  #- launch
     NC: gl.constexpr = C.NC
     ROWS: gl.constexpr = NC * C.BM
-    it = 0  # K/V blocks so far: stage it % NB, phase it // NB
+    it = 0  # K/V blocks so far: stage it % NR, phase it // NR
     j = 0  # tiles so far
     t = gl.program_id(0)
     if C.TOGETHER:
@@ -96,21 +100,26 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
                 u = slot * NC + w
                 token = (row + w * C.BM) // C.PACK
                 first = gl.minimum(gl.maximum(token, 1 - C.BM), num_q - 1)  # a box touches the tensor
-                load_rows(dq, q_s, q_full.index(u), u, (q_batch,), q_first + first, head, 0, C.BM, C.BM, C.D, 0, C.ITEM)
+                if C.ODD:  # consumers copy their rows
+                    mbarrier.arrive(q_full.index(u), count=1)
+                else:
+                    load_rows(
+                        dq, q_s, q_full.index(u), u, (q_batch,), q_first + first, head, 0, C.BM, C.BM, C.D, 0, C.ITEM
+                    )
             j += 1
             for i in range(hi - lo):
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free
-                b = it % C.NB
+                b = it % C.NR
                 key = (hi - 1 - i) * C.BN
                 found = find_pages(pages_of, k_batch, key, num_keys, pages, C)  # before the wait
-                mbarrier.wait(k_free.index(b), ((it // C.NB) & 1) ^ 1)
+                mbarrier.wait(k_free.index(b), ((it // C.NR) & 1) ^ 1)
                 load_rows(
-                    dk, k_s, k_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.D, C.PAGE, C.ITEM
+                    dk, k_s, k_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.D, C.PAGE, C.STORED
                 )
                 #: load_v -> it    the V tile of the same keys
-                mbarrier.wait(raw_free.index(b), ((it // C.NB) & 1) ^ 1)
+                mbarrier.wait(v_free.index(b), ((it // C.NR) & 1) ^ 1)
                 load_rows(
-                    dv, v_s, raw_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.DV, C.PAGE, C.ITEM
+                    dv, v_s, v_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.DV, C.PAGE, C.STORED
                 )
                 it += 1
         #: take -> t    the next tile that no program has taken; in turn where all take the same time, or of the list
@@ -130,11 +139,16 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexp
 
 
 @gluon.jit
-def transpose(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
-    """One warpgroup transposes the V tiles of e4m3 on their way to the consumers."""
-    #@ transposer
+def change(raw, changed, words, bars, changed_bars, sizes, C: gl.constexpr):
+    """One warpgroup changes tiles of e4m3 on their way to the consumers: widens K and V for a q of 16 bits, or
+    transposes V.
+    """
+    #@ changer
     #: begin -> it, j, batch    the first tile, -1: none
-    q_full, q_free, raw_full, raw_free, v_full, v_free = bars
+    raw_k, raw_v = raw  #- launch
+    k_s, v_s = changed  #- launch
+    q_full, q_free, raw_k_full, raw_k_free, raw_full, raw_free = bars
+    k_full, k_free, v_full, v_free = changed_bars
     max_q, max_k, left, right = sizes
     NC: gl.constexpr = C.NC
     it = 0
@@ -145,20 +159,33 @@ def transpose(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
         #: hear -> slot, lo, hi, first    the tile; its words have been read; the first key that a row sees
         slot = j % C.NQ
         _, tile_row, _, num_q, num_keys = hear(words, slot, max_q, max_k, C)
-        lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C)
+        if C.TOGETHER:
+            lo, hi, _ = hear_unit(words, slot, C)
+        else:
+            lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C)
         for w in gl.static_range(NC):
             mbarrier.arrive(q_free.index(slot * NC + w), count=1)
         first = num_keys - num_q - left
         for i in range(hi - lo):
-            #: transpose -> b, it    keys along the rows, as soon as the stage is free; zeros where no row sees a key
+            #: change -> r, b, it    as soon as the stage is free; V transposed with zeros where no row sees a key
+            r = it % C.NR
             b = it % C.NB
-            mbarrier.wait(raw_full.index(b), (it // C.NB) & 1)
+            if C.STORED < C.ITEM:
+                mbarrier.wait(raw_k_full.index(r), (it // C.NR) & 1)
+                mbarrier.wait(k_free.index(b), ((it // C.NB) & 1) ^ 1)
+                widen_tile(raw_k, k_s, r, b, C.BN, C.D)
+                mbarrier.arrive(raw_k_free.index(r), count=1)
+                mbarrier.arrive(k_full.index(b), count=1)
+            mbarrier.wait(raw_full.index(r), (it // C.NR) & 1)
             mbarrier.wait(v_free.index(b), ((it // C.NB) & 1) ^ 1)
-            key = (hi - 1 - i) * C.BN
-            if (C.WINDOW or C.CLEAN) and (first > key or num_keys < key + C.BN):
-                clean_rows(raw_s, b, first - key, num_keys - key, C.BN, C.DV // 2)
-            transpose_tile(raw_s, v_s, b, C.BN, C.DV)
-            mbarrier.arrive(raw_free.index(b), count=1)
+            if C.STORED < C.ITEM:
+                widen_tile(raw_v, v_s, r, b, C.BN, C.DV)
+            else:
+                key = (hi - 1 - i) * C.BN
+                if (C.WINDOW or C.CLEAN) and (first > key or num_keys < key + C.BN):
+                    clean_rows(raw_v, b, first - key, num_keys - key, C.BN, C.DV // 2)
+                transpose_tile(raw_v, v_s, b, C.BN, C.DV)
+            mbarrier.arrive(raw_free.index(r), count=1)
             mbarrier.arrive(v_full.index(b), count=1)
             it += 1
         #: turn -> j, batch    the next tile
@@ -182,7 +209,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
     q_s, k_s, v_s, o_s, o_box = smem  #- launch
     q_full, q_free, k_full, k_free, v_full, v_free = bars
     o_ptr, lse_ptr, o_strides, lse_batch, lse_token, _work = results  #- launch
-    features, factors, numbers, group = terms  #- launch
+    features, factors, numbers, group, queries = terms  #- launch
     inner, scale, unit, v_factor = factors  #- launch
     max_q, max_k, left, right = sizes
     it = 0
@@ -194,7 +221,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
     mbarrier.wait(q_full.index(W), 0)
     batch = receive(words, 0)
     while batch >= 0:
-        #: hear -> slot, head, row, lo, hi, position, factor    the tile, where its rows stand, the scale of its head
+        #: hear -> slot, head, row, lo, hi, position, highest, factor    where the tile's rows stand, its head's scale
         slot = j % C.NQ
         u = slot * C.NC + W
         head, tile_row, q_first, num_q, num_keys = hear(words, slot, max_q, max_k, C)
@@ -204,6 +231,9 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C)
         row = tile_row + W * BM
         position = row // C.PACK + num_keys - num_q
+        highest = position + BM // C.PACK - 1
+        if C.ODD:
+            highest = (row + BM - 1) // C.PACK + num_keys - num_q
         kv_head = head // group
         factor = factor_of(1.0, features, numbers, batch, kv_head, head)
         if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
@@ -218,6 +248,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             hi = own
         b = it % C.NB
         zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  #- layout; never read (use_acc=False)
+        if C.ODD:
+            gather_rows(q_s, u, queries, head, row, q_first, num_q, C)
         q = query(q_s, u, S_LAYOUT, C.Q_REGISTERS)
         #: scores -> s    S = Q K^T of the last block
         mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
@@ -227,7 +259,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         #: mask -> s    the features of scores, keys that a row does not see
         s = adjust_by_row(s, factor, inner, numbers)
         if C.FIRST:
-            s = mask_block(s, position, (hi - 1) * BN, num_keys, features, numbers, C, S_LAYOUT)
+            s = mask_block(s, row, position, (hi - 1) * BN, num_keys, features, numbers, C, S_LAYOUT)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
         m = gl.max(s, 1)
         if C.FIXED:  # from here on m is in units of log2
@@ -271,9 +303,9 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 s = s * factor
             else:
                 s = adjust_by_row(s, factor, inner, numbers)
-            cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < position + BM // C.PACK - 1 - left)
+            cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < highest - left)
             if C.MASKED and cut:
-                s = mask_block(s, position, key, num_keys, features, numbers, C, S_LAYOUT)
+                s = mask_block(s, row, position, key, num_keys, features, numbers, C, S_LAYOUT)
             #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
                 e = capped_weights(s, m, inner, scale)
@@ -324,7 +356,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             heads = head + (row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))) % C.PACK
             counts = (heads * 0 + (part & 1)) > 0
         lse, inv = row_results(m if C.FIXED else m * scale - SHIFT, l, features.sinks, heads, counts, unit, S_LAYOUT)
-        if C.ITEM == 1:
+        if C.STORED == 1:
             v_scale = head_scale(
                 v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head
             )

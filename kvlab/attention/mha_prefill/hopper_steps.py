@@ -177,9 +177,9 @@ def find_unit(item, begin, until, seqs, work, room, lens_batch, sizes, C: gl.con
     start = gl.load(starts_ptr + item) + C.OVERHEAD
     stop = gl.load(starts_ptr + item + 1)
     top = tile * C.TOGETHER * ROWS // C.PACK + num_keys - num_q
-    origin = gl.maximum(top - left, 0) // C.BN
-    first = origin + gl.maximum(begin, start) - start
-    last = origin + gl.minimum(until, stop) - start
+    origin = gl.maximum(top - left, 0) // C.LISTED
+    first = (origin + gl.maximum(begin, start) - start) * (C.LISTED // C.BN)
+    last = (origin + gl.minimum(until, stop) - start) * (C.LISTED // C.BN)
     lo, hi = key_blocks(row, num_q, num_keys, left, right, C)
     lo = gl.maximum(lo, first)
     hi = gl.minimum(hi, last)
@@ -197,6 +197,8 @@ def key_blocks(row, num_q, num_keys, left, right, C: gl.constexpr):
     """Blocks of BN keys that some row of the tile sees, ``lo`` to ``hi - 1``; at least one, which then is masked."""
     top = row // C.PACK + num_keys - num_q
     bottom = top + C.NC * C.BM // C.PACK - 1
+    if C.ODD:
+        bottom = (row + C.NC * C.BM - 1) // C.PACK + num_keys - num_q
     hi = gl.maximum(gl.cdiv(gl.minimum(bottom + right + 1, num_keys), C.BN), 1)
     first = gl.maximum(top, num_keys - num_q) - left  # rows before the sequence see nothing
     lo = gl.minimum(gl.maximum(first, 0) // C.BN, hi - 1)
@@ -279,6 +281,41 @@ def transpose_tile(raw_s, v_s, b, BN: gl.constexpr, D: gl.constexpr):
     )
     x = x.reshape([BN // 16, 2, 4, 2, D // 2]).permute((4, 1, 0, 2, 3))  # [pair, column of it, 16 keys, t, half]
     v_s.index(b).store(x.reshape([D, BN // 2]))
+    fence_async_shared()
+    meet()
+
+
+@gluon.jit
+def widen_tile(raw_s, wide_s, r, b, BN: gl.constexpr, D: gl.constexpr):
+    """Buffer r, ``[keys, D]`` of e4m3, to buffer b, in 16 bits: eight columns of a row a lane, so that neither side's
+    lanes meet in a bank.
+    """
+    REGISTERS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    x = raw_s.index(r).load(REGISTERS).to(gl.float16)
+    if wide_s.dtype != gl.float16:
+        x = x.to(gl.float32).to(wide_s.dtype)  # at once it would be the slow unit's conversion
+    wide_s.index(b).store(x)
+    fence_async_shared()
+    meet()
+
+
+@gluon.jit
+def gather_rows(q_s, u, queries, head, row, q_first, num_q, C: gl.constexpr):
+    """A consumer's rows of Q into buffer u, panel by panel; 0 where there is none."""
+    q_ptr, strides, columns = queries
+    PANELS: gl.constexpr = C.D // PANEL
+    BUFFERS: gl.constexpr = C.NQ * C.NC * PANELS
+    BM: gl.constexpr = C.BM
+    COLS: gl.constexpr = PANEL
+    REGISTERS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    panels = view(q_s, [BUFFERS, BM, COLS], TILE_LAYOUT)
+    r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, REGISTERS))
+    at = (q_first + r // C.PACK).to(gl.int64) * strides.token + (head + r % C.PACK) * strides.head
+    exists = r < num_q * C.PACK
+    for c in gl.static_range(PANELS):
+        d = c * PANEL + gl.arange(0, COLS, layout=gl.SliceLayout(0, REGISTERS))
+        is_there = exists[:, None] & (d < columns)[None, :]
+        panels.index(u * PANELS + c).store(gl.load(q_ptr + at[:, None] + d[None, :], mask=is_there, other=0.0))
     fence_async_shared()
     meet()
 
@@ -379,9 +416,12 @@ def rounded(o, dtype: gl.constexpr):
 
 
 @gluon.jit
-def mask_block(s, position, key, num_keys, features, numbers, C: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """-inf for the keys that a row does not see; ``position`` of the first row."""
-    rows = position + gl.arange(0, C.BM, layout=gl.SliceLayout(1, S_LAYOUT)) // C.PACK
+def mask_block(s, row, position, key, num_keys, features, numbers, C: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """-inf for the keys that a row does not see; ``position`` of the first one, ``row``."""
+    nth = gl.arange(0, C.BM, layout=gl.SliceLayout(1, S_LAYOUT))
+    if C.ODD:
+        nth += row % C.PACK
+    rows = position + nth // C.PACK
     c = key + gl.arange(0, C.BN, layout=gl.SliceLayout(0, S_LAYOUT))
     first, limit = key_range(rows, num_keys, numbers.left, numbers.right, None)
     return hide(s, (None, None, rows, None, first, limit), c, features, numbers, C.WINDOW)
@@ -472,7 +512,7 @@ def store_unit(W: gl.constexpr, o, lse, unit, do, o_s, o_box, results, C: gl.con
     if part < 0:
         lse_at = lse_ptr + (q_first + (row + nth) // C.PACK) * lse_token + head + (row + nth) % C.PACK
         gl.store(lse_at, lse, mask=nth < end)
-        if end < C.BM:
+        if C.ODD or end < C.BM:
             for i in gl.static_range(len(o)):
                 r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, o[i].type.layout))
                 d = gl.arange(0, o[i].shape[1], layout=gl.SliceLayout(0, o[i].type.layout)) + i * PANEL

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from caught import SHARED, Caught, as_if_on, as_launched, as_tensors
 from prefill_cases import Case
 from simulated import simulated
@@ -19,6 +18,8 @@ from kvlab.attention import attend_paged, explain, plan
 from kvlab.attention.attend_paged import emulator
 from kvlab.attention.attend_paged.config import AttendProblem, choose_walks, ragged_problem
 from kvlab.attention.attend_paged.hopper_config import on_hopper, tiles_walk, with_tiles
+from kvlab.attention.call.operands import result_dtype
+from kvlab.attention.mha_prefill.config import PrefillProblem
 from kvlab.attention.mha_prefill.hopper_config import listed_constants, shared_bytes
 from kvlab.common.arrays import to_torch
 from kvlab.triton_support.versions import gluon_lacks
@@ -37,7 +38,7 @@ def by_tiles(case: Case, programs: int, longest: int | None = None) -> tuple[tup
     call = attend_paged.planned(*arrays, **options, backend="reference")
     problem = ragged_problem(*call.arrays[:4], call.arrays[5])
     config = choose_walks(problem, call.longest if longest is None else longest, processors=programs)
-    config = with_tiles(config, problem, call.features)
+    config = with_tiles(config, problem, call.features, call.arrays[0].itemsize)
     assert config.walks[-1].wide is not None
     return call.arrays, {"scale": call.plan.scale, "features": call.features, "config": config}
 
@@ -47,7 +48,8 @@ def at_once(case: Case, processors: int) -> tuple[tuple[Any, ...], dict[str, Any
     arrays, named = by_tiles(case, processors)
     problem, longest = ragged_problem(*arrays[:4], arrays[5]), max(new for new, _ in case.lens)
     walks = choose_walks(problem, longest, processors=processors, tiles=True, beside=True)
-    config = with_tiles(on_hopper(walks, problem, longest, processors, tiles=True), problem, named["features"])
+    config = with_tiles(on_hopper(walks, problem, longest, processors, tiles=True), problem, named["features"],
+                        arrays[0].itemsize)
     return arrays, named | {"config": config}
 
 
@@ -59,6 +61,13 @@ CASES = [
     (paged((100, 900), heads=(4, 1), D=128, DV=64, softcap=20.0, page=128), 12),
     (paged((130, 700), (40, 0), (70, 200), heads=(4, 2), D=80, sinks=True), 14),
     (paged((100, 600), (40, 90), heads=(2, 1), D=112, dtype="fp16", window=90, page=32), 5),
+    (paged((130, 400), (20, 20), (40, 700), heads=(8, 2), D=128, kv="fp8", scales="head"), 16),
+    (paged((70, 300), (90, 200), heads=(4, 1), D=128, dtype="fp16", kv="fp8", scales="number", window=70, page=32), 9),
+    (paged((130, 400), (33, 90), heads=(8, 1), D=128, dtype="fp8", kv="fp8", scales="head", page=64), 7),
+    (paged((100, 500), heads=(4, 1), D=128, dtype="fp8", kv="fp8", window=150), 6),
+    (paged((130, 300), (2, 2), (40, 64), (34, 700), heads=(6, 2), D=128, sinks=True), 16),
+    (paged((170, 900), (90, 30), heads=(5, 1), D=112, dtype="fp16", window=200, page=32), 9),
+    (paged((90, 300), (40, 40), heads=(14, 2), kv="fp8", D=128, scales="head"), 8),
 ]
 
 
@@ -66,7 +75,7 @@ CASES = [
 def test_emulated(case: Case, programs: int) -> None:
     """Over NaN; shared memory and partial results that nobody wrote are NaN, too."""
     arrays, named = by_tiles(case, programs)
-    out = np.full((*arrays[0].shape[:3], arrays[2].shape[3]), np.nan, arrays[0].dtype)
+    out = np.full((*arrays[0].shape[:3], arrays[2].shape[3]), np.nan, result_dtype(arrays[0]))
     made, lse = emulator.launch(*arrays, **named, out=out)
     assert_accurate(case.build(), made[0], lse[0])
 
@@ -89,13 +98,15 @@ RING = "the ring alone"
 
 @pytest.mark.parametrize("changes, words", [
     ({}, None),
-    ({"heads": (6, 2)}, RING),
-    ({"heads": (66, 2)}, "33 query heads to a KV head"),
+    ({"heads": (6, 2)}, None),
+    ({"heads": (6, 2), "dtype": "fp8", "D": 128}, "q of e4m3 and 3 query heads to a KV head"),
     ({"D": 96, "sinks": True}, None),
     ({"D": 192}, "head dimensions 192 of q and 192 of v"),
     ({"D": 72}, "head dimensions 72 of q and 72 of v"),
     ({"temperature": True}, RING),
-    ({"kv": "fp8"}, "dtype float8_e4m3fn"),
+    ({"kv": "fp8", "D": 128}, None),
+    ({"kv": "fp8", "D": 128, "scales": "token"}, "scales of tokens"),
+    ({"kv": "fp8", "D": 64}, "head dimensions 64 of q and 64 of v"),
     ({"page": 48}, RING),
     ({"alibi": "head"}, "features that differ"),
     ({"batch_invariant": True}, "batch_invariant=True"),
@@ -161,6 +172,11 @@ MATRIX = [
     paged((150, 200), (3, 90), heads=(8, 2), D=128),
     paged((150, 200), (3, 90), heads=(8, 2), D=80, page=64, window=100, sinks=True),
     paged((150, 200), (3, 90), heads=(16, 2), page=64, softcap=20.0),
+    paged((150, 200), (3, 90), heads=(8, 2), D=128, kv="fp8", scales="head"),
+    paged((150, 200), (3, 90), heads=(8, 1), D=128, dtype="fp16", kv="fp8", page=64, window=100, softcap=20.0),
+    paged((150, 200), (3, 90), heads=(8, 1), D=128, dtype="fp8", kv="fp8", page=64, window=100),
+    paged((150, 200), (3, 90), heads=(14, 2), D=128, sinks=True, window=100),
+    paged((150, 200), (3, 90), heads=(6, 2), D=128, kv="fp8"),
 ]
 
 
@@ -183,10 +199,12 @@ def test_compiled(case: Case) -> None:
     made, C = as_launched(caught.fn, caught.arguments, "sm_90"), named["config"].walks[-1].wide
     assert made.spills == made.stack == 0
     assert made.shared <= shared_bytes(C) <= SHARED["sm_90"]
-    steps = (C.DEPTH + (2 if C.REST else 1) * C.BN) // 16
-    assert made.instructions["HGMMA"] == 2 * steps * C.NC  # in the loop and around it
+    products = made.instructions["HGMMA"] + made.instructions["QGMMA"]
+    steps = (C.DEPTH + (2 if C.REST else 1) * C.BN) * C.ITEM // 32
+    assert products == 2 * steps * C.NC  # in the loop and around it
     assert made.instructions["PREEXIT"] == 1  # the ring may begin
     assert made.instructions["WARPGROUP"] <= 12 * C.NC
+    assert made.instructions["F2F"] == 0  # e4m3 is widened by the fast units
 
 
 def test_every_configuration_has_room() -> None:
@@ -194,19 +212,25 @@ def test_every_configuration_has_room() -> None:
     features = attend_paged.planned(*CASES[0][0].build().arguments()[1], backend="reference").features
     for D in (64, 80, 96, 112, 128):
         for page in (16, 64, 256):
-            C = listed_constants(D, D, 4, page, features, together=4, overhead=1)
-            assert shared_bytes(C) <= SHARED["sm_90"]
+            for itemsizes in {(2, 2)} | ({(2, 1), (1, 1)} if D == 128 else set()):
+                problem = PrefillProblem(1, 1, 4, 1, D, D, *itemsizes)
+                C = listed_constants(problem, page, features, together=4, overhead=1)
+                assert shared_bytes(C) <= SHARED["sm_90"]
 
 
 AT_ONCE = [
     (paged((70, 300), (2, 20), (0, 17), (1, 600), (6, 40), heads=(8, 2), D=80, sinks=True), ["ring", "ring", "tiles"]),
     (paged((130, 300), (1, 480), (0, 17), (1, 1), (9, 128), heads=(8, 2), D=128, dtype="fp16"), ["tiles"]),
+    (paged((70, 300), (1, 600), (6, 40), heads=(8, 2), D=128, kv="fp8", scales="head"), ["ring", "ring", "tiles"]),
+    (paged((70, 400), (9, 128), heads=(5, 1), dtype="fp16", D=128, kv="fp8", scales="number", window=90), ["tiles"]),
+    (paged((70, 300), (1, 480), (9, 128), heads=(8, 2), D=128, dtype="fp8", kv="fp8", scales="head"), ["tiles"]),
+    (paged((70, 300), (1, 90), (20, 20), heads=(6, 2), D=80, sinks=True), ["tiles"]),
 ]
 
 
 @pytest.mark.compile
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
-@pytest.mark.parametrize("case, walks", AT_ONCE, ids=["beside", "one list"])
+@pytest.mark.parametrize("case, walks", AT_ONCE, ids=str)
 def test_the_compiled_walks_attend(case: Case, walks: list[str]) -> None:
     """Their PTX, run without a GPU, with that of the lists and of the joins; rings run before the tiles beside which
     they are launched, and end behind them. Rests on float64.
@@ -217,6 +241,6 @@ def test_the_compiled_walks_attend(case: Case, walks: list[str]) -> None:
     config = named["config"]
     assert [{"hopper": "ring", "wide.hopper": "tiles"}[str(one.module)] for one in config.walks] == walks
     assert config.beside == (len(walks) > 1)
-    out = torch.full((*arrays[0].shape[:3], arrays[2].shape[3]), float("nan"), dtype=to_torch(arrays[0]).dtype)
+    out = to_torch(np.full((*arrays[0].shape[:3], arrays[2].shape[3]), np.nan, result_dtype(arrays[0])))
     made, lse = simulated(hopper, arrays, named | {"out": out}, lists=True)
     assert_accurate(case.build(), made[0], lse[0])

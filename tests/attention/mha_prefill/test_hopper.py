@@ -50,6 +50,9 @@ CASES = [
     Case(((130, 200),), heads=(2, 1), D=128, dtype="fp8", causal=False, softcap=20.0),
     Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="ragged", window=150),
     Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", sinks=True),
+    Case(((130, 400),), heads=(4, 2), D=128, kv="fp8", scales="number", strided=True, softcap=20.0),
+    Case(RAGGED, heads=(4, 2), D=128, dtype="fp16", kv="fp8", scales="head", form="ragged", window=150),
+    Case(RAGGED, heads=(4, 2), D=128, kv="fp8", scales="head", form="paged", sinks=True),
     *ENDS,
     dataclasses.replace(ENDS[0], D=64, causal=False),
     Case(((130, 200),) * 2, heads=(4, 2), D=80, strided=True),
@@ -216,7 +219,8 @@ def test_roles_that_wait_for_each_other_are_told() -> None:
     [
         ({"alibi": "head"}, "alibi_slopes"),
         ({"mask": "chunked"}, "a mask other than causal and windows around the query"),
-        ({"kv": "fp8"}, "dtype float8_e4m3fn"),
+        ({"kv": "fp8"}, "head dimensions 64 of q and 64 of v"),
+        ({"kv": "fp8", "D": 128, "scales": "token"}, "scales of tokens"),
         ({"dtype": "fp8"}, "head dimensions 64 of q and 64 of v"),
         ({"dtype": "fp8", "D": 128, "scales": "token"}, "scales of tokens"),
         ({"D": 88}, "head dimensions 88 of q and 88 of v"),
@@ -341,10 +345,11 @@ def test_a_sequence_has_the_same_kernel_and_bits_alone_and_in_a_batch(
 
 def test_every_configuration_has_room() -> None:
     """Law: buffers, stages and the output are at most the shared memory of a CTA, for all that the kernel takes."""
-    dims = [(*both, "bf16") for both in HEAD_DIMS] + [(*both, "fp8") for both in FP8_DIMS]
+    dims: list[tuple[int, int, str, str | None]] = [(*both, "bf16", None) for both in HEAD_DIMS]
+    dims += [(*both, dtype, "fp8") for both in FP8_DIMS for dtype in ("bf16", "fp8")]
     asked: list[dict[str, Any]] = [{}, {"causal": False}, {"window": 70}, {"softcap": 20.0, "sinks": True}]
-    for (D, DV, dtype), form, more in itertools.product(dims, ("dense", "ragged", "paged"), asked):
-        case = Case(((150, 200),) * 2, heads=(2, 1), D=D, DV=DV, dtype=dtype, form=form, **more)
+    for (D, DV, dtype, kv), form, more in itertools.product(dims, ("dense", "ragged", "paged"), asked):
+        case = Case(((150, 200),) * 2, heads=(2, 1), D=D, DV=DV, dtype=dtype, kv=kv, form=form, **more)
         assert shared_bytes(prefill_arguments(case)[1]["config"].constants) <= SHARED["sm_90"], case
 
 
@@ -369,6 +374,9 @@ MATRIX = [
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head"),
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", page=16),
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", page=64, softcap=20.0, window=100),
+    Case(LENS, heads=(4, 2), D=128, kv="fp8", scales="number", causal=False),
+    Case(LENS, heads=(4, 2), D=128, kv="fp8", scales="head", form="paged", page=16),
+    Case(LENS, heads=(4, 2), D=128, dtype="fp16", kv="fp8", form="ragged", softcap=20.0, window=100),
 ]
 
 
@@ -401,7 +409,7 @@ def test_compiled(case: Case) -> None:
     assert made.spills <= once, "what a tile needs once may wait in local memory: no loop has it"
     assert made.stack <= once // 2
     assert made.shared <= shared_bytes(C) <= SHARED["sm_90"]
-    assert made.num_warps == 4 * C.NC + (8 if C.ITEM == 1 else 4)
+    assert made.num_warps == 4 * C.NC + (8 if C.STORED == 1 else 4)
     steps = (C.DEPTH + (2 if C.REST else 1) * C.BN) * C.ITEM // 32
     assert count["HGMMA"] + count["QGMMA"] == 2 * steps * C.NC  # in the loop and around it
     assert count["WARPGROUP"] <= 12 * C.NC

@@ -50,6 +50,7 @@ CASES = {
     "paged": Case(((130, 200), (70, 70)), heads=(2, 1), D=128, form="paged"),  # V is cleaned
     "registers": Case(((256, 384),), heads=(4, 2), D=64),  # Q is taken to registers
     "block": Case(((64, 64),), heads=(1, 1), D=128),  # one tile of one block
+    "widened": Case(((256, 384),), heads=(4, 2), D=128, kv="fp8"),  # K and V come as e4m3
 }
 DENSE, RAGGED = ((200, 300),) * 2, ((0, 5), (70, 200), (3, 0), (65, 130))
 SHAPES = [(64, 64), (128, 128), (192, 128), (256, 256)]
@@ -218,6 +219,13 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "numbers-read-before-q-is-full": ("block", unstated("q full"), ORDER, "words write by warp 8 of the producer"),
     "last-store-of-o-in-flight": ("block", drop("wait_store"), END, "cp.async.bulk.wait_group.read in warp"),
     "last-product-in-flight": ("block", method("wait_mma", lambda *a: None), END, "wgmma.wait_group in warp 0"),
+    "raw-k-is-not-waited-for": ("widened", unstated("raw k full"), READ, "raw k read by warp 8 of the changer"),
+    "raw-v-is-not-waited-for": ("widened", unstated("raw full"), READ, "raw read by warp 8 of the changer"),
+    "raw-k-is-refilled-without-a-wait": ("widened", unstated("raw k free"), WAR, "raw k read by warp 8 of the changer"),
+    "k-is-widened-without-a-wait": ("widened", unstated("k free"), WAR, "k write by warp 8 of the changer"),
+    "v-is-widened-without-a-wait": ("widened", unstated("v free"), WAR, "v write by warp 8 of the changer"),
+    "widened-k-is-not-waited-for": ("widened", unstated("k full"), ORDER, "k wgmma by warp 0 of consumer 0"),
+    "no-fence-behind-what-is-widened": ("widened", drop("fence_async", "v write"), ORDER, "fence.proxy.async in warp"),
     "a-block-that-nobody-waits-for": (
         "block", one_block_more, END, "a wait for k full[1], phase 0|a wait for v full[1], phase 0",
     ),
@@ -233,14 +241,15 @@ def test_mutants_are_caught(name: str, case: str, monkeypatch: Patch) -> None:
 
 
 def fits(row: dict[str, Any]) -> bool:
-    e4m3, number = row["dims"][2] == "fp8", isinstance(row["window"], int)
+    e4m3, number = row["dims"][3] == "fp8", isinstance(row["window"], int)
     return (e4m3 or not row["scales"]) and (row["causal"] or not number)
 
 
 GRID = all_pairs(
     fits,
     form=(("dense", 16), ("ragged", 16), ("paged", 16), ("paged", 64), ("paged", 128)),
-    dims=((64, 64, "bf16"), (128, 128, "fp16"), (192, 128, "bf16"), (256, 256, "bf16"), (128, 128, "fp8")),
+    dims=((64, 64, "bf16", None), (128, 128, "fp16", None), (192, 128, "bf16", None), (256, 256, "bf16", None),
+          (128, 128, "fp8", "fp8"), (128, 128, "bf16", "fp8")),
     window=(None, 1, 2, 7, (0, 3), (5, None), 130),
     softcap=(0.0, 20.0), sinks=(False, True), scales=("", "head"), causal=(True, False), order=tuple(ORDERS),
     processors=(1, 3),
@@ -252,10 +261,10 @@ LENS = tuple(itertools.product((1, 2, 9, 64, 70), (1, 3, 23, 64, 65, 129)))
 def test_a_grid_of_small_calls(row: dict[str, Any], monkeypatch: Patch) -> None:
     """Nothing is reported, in whatever order the partitions get their turns, and no NaN of what no row sees arrives."""
     row, lens = dict(row), LENS
-    order, processors, (form, page), (D, DV, dtype) = (row.pop(n) for n in ("order", "processors", "form", "dims"))
+    order, processors, (form, page), (D, DV, dtype, kv) = (row.pop(n) for n in ("order", "processors", "form", "dims"))
     monkeypatch.setattr(hopper_emulator, "run_roles", ORDERS[order])
     for lens in [LENS] if form != "dense" else [((1, 23),), ((2, 200),), ((70, 65),), ((130, 8),)]:
-        x = Case(lens, heads=(2, 1), D=D, DV=DV, dtype=dtype, form=form, page=page, **row).build()
+        x = Case(lens, heads=(2, 1), D=D, DV=DV, dtype=dtype, kv=kv, form=form, page=page, **row).build()
         x.poison_before_window()
         arrays, numbers = prefill_arguments(x)
         out, _ = hopper_emulator.launch(*arrays, **numbers, processors=processors)

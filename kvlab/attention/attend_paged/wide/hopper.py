@@ -14,7 +14,7 @@ from kvlab.attention.attend_paged.kernel import WalkSizes
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.softcap import cap_terms
-from kvlab.attention.hopper.kernel import BOX_LAYOUT, box_descriptor
+from kvlab.attention.hopper.kernel import BOX8_LAYOUT, BOX_LAYOUT, box_descriptor
 from kvlab.attention.mha_prefill.hopper import attend
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.strides import RowStrides
@@ -28,11 +28,17 @@ def pointers_of(
 ) -> tuple[Any, ...]:
     """The pointers of a launch. arrays : q ``[1, total, Hq, D]``, K, V, table, lengths, cu_seqlens and list."""
     (q, k, v, table, lens, starts, work), (out, lse, part, part_lse), C = arrays, results, one.wide
-    rows, box = (C.BM // C.PACK, C.PACK), (C.BOX, 1)
+    if C.STORED == 1:  # what others take as pairs
+        k, v = (x.view(torch.float8_e4m3fn) for x in (k, v))
+    rows, box = (C.BM, 1) if C.ODD else (C.BM // C.PACK, C.PACK), (C.BOX, 1)
     shapes = {"q": (q, rows), "k": (k, box), "v": (v, box), "out": (out, rows)}
-    descriptors = (box_descriptor(x, shape, BOX_LAYOUT, name, again) for name, (x, shape) in shapes.items())
+    descriptors = (
+        box_descriptor(x, shape, BOX8_LAYOUT if x.element_size() == 1 else BOX_LAYOUT, name, again)
+        for name, (x, shape) in shapes.items()
+    )
     lists = (starts, None, table, lens, None), (work, part, part_lse)
-    return *descriptors, out, lse, *lists, feature_arrays(f)
+    queries = (q, RowStrides(*q.stride()[:3]), q.shape[3]) if C.ODD else None
+    return *descriptors, out, lse, queries, *lists, feature_arrays(f)
 
 
 def numbers_of(
@@ -41,8 +47,8 @@ def numbers_of(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments behind the pointers: numbers, and constants and options by name."""
     (q, k), (out, lse) = arrays[:2], into
-    inner, outer = cap_terms(scale, f.softcap)
+    inner, outer = cap_terms(scale * (f.scales.q.number * f.scales.k.number), f.softcap)
     tiles = 0, 0, 0, 0, 0, q.shape[2], sizes.group, 0, sizes.max_keys, k.shape[0]
     strides = sizes.table_batch, 0, lse.stride(1), sizes.room, sizes.seq_lens_batch, RowStrides(*out.stride()[:3])
-    factors = inner, outer, 1 / LOG2E, 1.0
+    factors = inner, outer, 1 / LOG2E, f.scales.v.number
     return (factors, feature_numbers(f), *tiles, *strides), {"C": one.wide, "num_warps": 4}

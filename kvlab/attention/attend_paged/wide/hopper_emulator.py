@@ -8,13 +8,12 @@ import numpy as np
 
 from kvlab.attention.attend_paged.config import AttendProblem, Walk
 from kvlab.attention.attend_paged.emulator import WalkLists, WalkResults
+from kvlab.attention.attend_paged.hopper_config import prefill_problem
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.softcap import cap_terms
-from kvlab.attention.mha_prefill.config import PrefillProblem
 from kvlab.attention.mha_prefill.hopper_config import HopperPrefillConfig
-from kvlab.attention.mha_prefill.hopper_emulator import HopperPrefillLaunch, run_programs
+from kvlab.attention.mha_prefill.hopper_emulator import HopperPrefillLaunch, boxes_of, run_programs
 from kvlab.attention.tiles.online_softmax import LOG2E
-from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Traffic
 
 Array = np.ndarray[Any, Any]
@@ -28,15 +27,13 @@ def walk(
     C, (lens, starts, work) = config.wide, lists
     rows, box = (C.BM // C.PACK, C.PACK), (C.BOX, 1)
     of = {"q": (q_array[:1], rows), "k": (k_cache, box), "v": (v_cache, box), "o": (results.out[:1], rows)}
-    boxes = {name: TmaDescriptor.of(array, (1, *shape, 64), "128B") for name, (array, shape) in of.items()}
+    boxes = boxes_of(of, C)
     inner, outer = cap_terms(scale_log2 / LOG2E, features.softcap)
-    sizes = PrefillProblem(
-        problem.batch, 0, problem.q_heads, problem.kv_heads, problem.head_dim, problem.v_dim, 2, 2, ragged=True
-    )
-    numbers = np.float32(inner), np.float32(outer), np.float32(1 / LOG2E), np.float32(1)
+    sizes = prefill_problem(problem, q_array.itemsize)
+    numbers = np.float32(inner), np.float32(outer), np.float32(1 / LOG2E), np.float32(features.scales.v.number)
     x = HopperPrefillLaunch(
         sizes, HopperPrefillConfig(C, 0, 0, 0), features, config.grid(problem)[0], results.out, results.lse, *numbers,
         problem.max_keys, starts, None, table, lens, work=(work, results.part, results.part_lse),
-        room=config.items(problem),
+        room=config.items(problem), q_array=q_array,
     )
     run_programs(x, q_array.dtype, boxes, traffic)

@@ -118,7 +118,7 @@ def test_the_emulator(seed: int) -> None:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("seed", range(24, 30))
+@pytest.mark.parametrize("seed", [24, 25, 27, 28])  # attend_paged is interpreted in its own tests
 def test_the_kernel(seed: int) -> None:
     with torch.no_grad():
         check(seed, torch_tensors=True)

@@ -11,7 +11,7 @@ from .pen.axis import QUIET, WIDTH, axis, axis_of, label_rows, mark_gaps
 from .pen.legend import keys
 from .pen.palette import ACCENT, INK, LANES, lane_colours
 from .pen.picture import Picture
-from .pen.svg import HATCH, Canvas
+from .pen.svg import HATCH, Boxes, Canvas
 from .pen.text import text_width, wrap
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def draw_coalescing(access: Coalescing, *, title: str | None = None, caption: st
     label_rows(canvas, rows, GUTTER - 8, [f"{LINE * line:,}" for line in shown.tolist()], mono=True)
     inside = np.repeat(moved, SECTOR_BYTES // unit, axis=1)
     index = np.where(owner >= 0, lane_colours(owner), np.where(inside, -1, -2))
-    canvas.cells(columns.edge, rows.edge, cell, ROW, index, LANES)
+    boxes = Boxes(columns.edge, rows.edge, cell, ROW)
+    canvas.cells(boxes, index, LANES)
     for row, sector in np.ndindex(moved.shape):
         x, y = GUTTER + wide * sector, float(rows.edge[row])
         if moved[row, sector]:
@@ -81,7 +82,7 @@ def draw_coalescing(access: Coalescing, *, title: str | None = None, caption: st
         for line, os, ns, ms in zip(shown.tolist(), owner.tolist(), readers.tolist(), inside.tolist(), strict=True)
         for c, (o, n, m) in enumerate(zip(os, ns, ms, strict=True))
     ]
-    canvas.hover(columns.edge, rows.edge, cell, ROW, "%s", np.array(words, object).reshape(owner.shape))
+    canvas.hover(boxes, "%s", np.array(words, object).reshape(owner.shape))
     mark_gaps(canvas, columns, rows, what="line")
     entries = [("none", ACCENT, "a sector that moves")]
     entries += [(HATCH, "", "moves, but no lane asks for it")] if (inside & (owner < 0)).any() else []

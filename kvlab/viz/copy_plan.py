@@ -15,7 +15,7 @@ from .pen.axis import GAP, QUIET, Axis, axis, axis_of, label_columns, label_rows
 from .pen.legend import keys
 from .pen.palette import ACCENT, LANES, lane_colours
 from .pen.picture import Picture
-from .pen.svg import HATCH, Canvas
+from .pen.svg import HATCH, Boxes, Canvas
 from .pen.text import number, text_width
 
 if TYPE_CHECKING:
@@ -137,8 +137,9 @@ def _cells(
 ) -> None:
     """Cells coloured and named by lane; those of the first instruction bright."""
     index = lane_colours(lane)
-    canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, np.where(mine, -2, index), LANES, opacity=PALE)
-    canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, np.where(mine, index, -2), LANES)
+    boxes = Boxes(columns.edge, rows.edge, columns.cell, rows.cell)
+    canvas.cells(boxes, np.where(mine, -2, index), LANES, opacity=PALE)
+    canvas.cells(boxes, np.where(mine, index, -2), LANES)
     if columns.cell >= text_width(f"T{lane.max()}", 9.5, mono=True) + 2:
         xs, ys = (a.ravel() for a in np.meshgrid(columns.centre, rows.centre))
         texts = [f"T{t}" if t >= 0 else "" for t in lane.ravel().tolist()]
@@ -149,7 +150,7 @@ def _cells(
         )
     _outline(canvas, columns, rows, rows.cell, mine)
     details = np.array(words, object).reshape(lane.shape)
-    canvas.hover(columns.edge, rows.edge, columns.cell, rows.cell, "%s", details)
+    canvas.hover(boxes, "%s", details)
 
 
 def _outline(canvas: Canvas, columns: Axis, rows: Axis, high: float, mine: npt.NDArray[np.bool_]) -> None:
@@ -219,15 +220,16 @@ def _registers(
     lane = np.array([lanes[0] for lanes in bundles])[:, None] + 0 * columns.index
     mine = np.broadcast_to(columns.index == 0, lane.shape)
     index = lane_colours(lane)
-    canvas.cells(columns.edge, rows.edge, columns.cell, BOX, np.where(mine, -2, index), LANES, opacity=PALE)
-    canvas.cells(columns.edge, rows.edge, columns.cell, BOX, np.where(mine, index, -2), LANES)
+    boxes = Boxes(columns.edge, rows.edge, columns.cell, BOX)
+    canvas.cells(boxes, np.where(mine, -2, index), LANES, opacity=PALE)
+    canvas.cells(boxes, np.where(mine, index, -2), LANES)
     _outline(canvas, columns, rows, BOX, mine)
     words = [
         f"lanes {lanes[0]}..{lanes[-1]}: {spans[i]}\n"
         f"row {plan.row[i, lanes[0]]}, columns {plan.col[i, lanes].min()}..{plan.col[i, lanes].max() + plan.width - 1}"
         for lanes in bundles for i in columns.index.tolist()
     ]
-    canvas.hover(columns.edge, rows.edge, columns.cell, BOX, "%s", np.array(words, object).reshape(lane.shape))
+    canvas.hover(boxes, "%s", np.array(words, object).reshape(lane.shape))
     return dict(enumerate((rows.centre - 1).tolist()))
 
 

@@ -56,6 +56,33 @@ def draw_gather4(
     canvas.text(LEFT, 10, words, size=10, opacity=QUIET)
     in_a_row = min(len(pages), 6)
     width = min(190.0, (WIDTH - LEFT - PAGE_GAP * (in_a_row - 1)) / in_a_row)
+    places = _draw_pages(canvas, pages, page_size, in_a_row, width)
+    _draw_rows(canvas, {i: (encoded[i], rows[i]) for i in shown}, places, page_size, width)
+    y = canvas.bottom + 26
+    canvas.text(0, y, "their image in shared memory", size=12, weight=600)
+    copy = TmaCopy.of(tile, None, address, rows)
+    per_group = tile.tile_height * tile.descriptor.pitch
+    rules = {
+        address + g * per_group: f"columns from {g * tile.descriptor.box[1]} on" for g in range(tile.column_groups)
+    }
+    rules = rules if len(rules) > 1 and per_group % 128 == 0 else {}
+    if len(rules) > 4:
+        rules = {at: rules[at] for at in [*list(rules)[:2], list(rules)[-1]]}
+    canvas.embed(draw_image(copy.at, copy.size // 16, 16, 32, base=address, colour="row", rules=rules), 0, y + 8)
+    ops = tile.tile_height // 4 * tile.column_groups
+    done = f"{ops} gather4 instruction{'s' * (ops > 1)} of 4 rows x {tile.descriptor.box[1]} columns"
+    found = f"{len(encoded)} tokens from {touched} pages: {done}"
+    seen = (
+        "Each index is page x page size + slot; get_tma_row turns it into a row of the pool's memory. Below: what the "
+        "copies leave in shared memory, in the colour of the tile's row; a cell is 16 bytes, named row,vector."
+    )
+    return canvas.picture(title or found, caption or seen)
+
+
+def _draw_pages(
+    canvas: Canvas, pages: list[int], page_size: int, in_a_row: int, width: float
+) -> dict[int, tuple[float, float]]:
+    """Pages with their slots; where each lies."""
     places = {}
     for n, page in enumerate(pages):
         x, y = LEFT + n % in_a_row * (width + PAGE_GAP), 36.0 + n // in_a_row * (SLOT_H + 30)
@@ -68,10 +95,17 @@ def draw_gather4(
         canvas.path(lines, stroke=INK, stroke_width=0.6, opacity=0.25)
         canvas.rect(x, y, width, SLOT_H, stroke=INK, stroke_width=0.8, opacity=0.45)
         places[page] = (x, y)
+    return places
+
+
+def _draw_rows(
+    canvas: Canvas, found: dict[int, tuple[int, int]], places: dict[int, tuple[float, float]], page_size: int,
+    width: float,
+) -> None:
+    """The tile's rows, ``found`` as (index, TMA row), below their pages; arrows to the first eight."""
     top = canvas.bottom + 66
-    wide = (WIDTH - LEFT) / min(len(encoded), 8)
-    for k, i in enumerate(shown):
-        e, row = encoded[i], rows[i]
+    wide = (WIDTH - LEFT) / min(len(found), 8)
+    for k, (i, (e, row)) in enumerate(found.items()):
         page, slot = divmod(e, page_size)
         colour = BANKS[int(order_colours(i))]
         x, y = places[page]
@@ -90,22 +124,3 @@ def draw_gather4(
                         fill=text_on(colour), weight=600 if line else None)
     canvas.text(0, top + 17, "get_", size=10, mono=True, opacity=QUIET)
     canvas.text(0, top + 31, "tma_row", size=10, mono=True, opacity=QUIET)
-    y = canvas.bottom + 26
-    canvas.text(0, y, "their image in shared memory", size=12, weight=600)
-    copy = TmaCopy.of(tile, None, address, rows)
-    per_group = tile.tile_height * tile.descriptor.pitch
-    rules = {
-        address + g * per_group: f"columns from {g * tile.descriptor.box[1]} on" for g in range(tile.column_groups)
-    }
-    rules = rules if len(rules) > 1 and per_group % 128 == 0 else {}
-    if len(rules) > 4:
-        rules = {at: rules[at] for at in [*list(rules)[:2], list(rules)[-1]]}
-    canvas.embed(draw_image(copy.at, copy.size // 16, 16, 32, base=address, colour="row", rules=rules), 0, y + 8)
-    ops = tile.tile_height // 4 * tile.column_groups
-    done = f"{ops} gather4 instruction{'s' * (ops > 1)} of 4 rows x {tile.descriptor.box[1]} columns"
-    found = f"{len(encoded)} tokens from {touched} pages: {done}"
-    seen = (
-        "Each index is page x page size + slot; get_tma_row turns it into a row of the pool's memory. Below: what the "
-    )
-    seen += "copies leave in shared memory, in the colour of the tile's row; a cell is 16 bytes, named row,vector."
-    return canvas.picture(title or found, caption or seen)

@@ -16,7 +16,7 @@ from .pen.axis import GAP, QUIET, WIDTH, Axis, axis_of, bracket, label_columns, 
 from .pen.legend import bank_legend, keys
 from .pen.palette import BANKS, INK, LANES, bank_colours, lane_colours
 from .pen.picture import Picture
-from .pen.svg import Canvas
+from .pen.svg import Boxes, Canvas
 from .pen.text import text_width
 
 if TYPE_CHECKING:
@@ -94,29 +94,22 @@ def draw_layout(
     canvas.text(0, 10, f"{axes[0]} ↓  {axes[1]} →", opacity=QUIET, size=10)
     label_columns(canvas, columns, HEADER - 5)
     label_rows(canvas, rows, GUTTER - 7)
-    if kept is None:
-        canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, shown, colours)
-    else:
-        canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, shown, colours, opacity=0.22)
-        bright = np.where(kept.astype(bool), shown, -2)
-        canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, bright, colours)
+    boxes = Boxes(columns.edge, rows.edge, columns.cell, rows.cell)
+    canvas.cells(boxes, shown, colours, opacity=None if kept is None else 0.22)
+    if kept is not None:
+        canvas.cells(boxes, np.where(kept.astype(bool), shown, -2), colours)
     if together is not None:
-        canvas.outlines(columns.edge, rows.edge, columns.cell, rows.cell, together, stroke_width=1.4)
+        canvas.outlines(boxes, together, stroke_width=1.4)
     if who is not None and who.max() >= warp_size:
-        canvas.outlines(columns.edge, rows.edge, columns.cell, rows.cell, np.where(who < 0, -1, who // warp_size))
+        canvas.outlines(boxes, np.where(who < 0, -1, who // warp_size))
     if labelled:
+        behind = np.array([*colours, None], object)[np.where(kept == 0, -1, np.maximum(shown, -1))]
         xs, ys = (a.ravel() for a in np.meshgrid(columns.centre, rows.centre))
-        behind = [None if c < 0 else colours[c] for c in shown.ravel().tolist()]
-        if kept is not None:
-            behind = [b if k else None for b, k in zip(behind, kept.ravel().tolist(), strict=True)]
-        lift = -1.5 if reg is not None else 3.5
-        canvas.labels(xs, ys + lift, _texts(offset, who), behind)
-        if reg is not None:
-            canvas.labels(xs, ys + 9.5, [f"r{v}" if v >= 0 else "" for v in reg.ravel().tolist()], behind, size=9)
+        _label(canvas, (xs, ys), _texts(offset, who), reg, behind.ravel().tolist())
     if mark is not None:
         _mark(canvas, columns, rows, mark)
     words, values = _details(axes, (rows_shown[:, None], columns_shown), offset, address, bank, who, reg, warp_size)
-    canvas.hover(columns.edge, rows.edge, columns.cell, rows.cell, words, *values)
+    canvas.hover(boxes, words, *values)
     mark_gaps(canvas, columns, rows, what=axes[0])
     plain = who is None and kept is None and together is None
     if plain and repeat is not None and 1 < repeat <= _run(rows.index) and field.shape[0] > 2:
@@ -217,6 +210,17 @@ def _period(field: OffsetGrid, base: int, element_bytes: int | None, banks: int)
     unit = len(BANKS) * (4 if element_bytes else 1)
     after = unit // math.gcd(unit, step * (element_bytes or 1))
     return after if after <= min(32, field.shape[0] // 2) else None
+
+
+def _label(
+    canvas: Canvas, at: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]], texts: list[str],
+    register: Int64 | None, behind: list[str | None],
+) -> None:
+    """The texts of all cells, and of which register an element is."""
+    xs, ys = at
+    canvas.labels(xs, ys + (3.5 if register is None else -1.5), texts, behind)
+    if register is not None:
+        canvas.labels(xs, ys + 9.5, [f"r{v}" if v >= 0 else "" for v in register.ravel().tolist()], behind, size=9)
 
 
 def _texts(offset: npt.NDArray[np.int64], who: npt.NDArray[np.int64] | None) -> list[str]:

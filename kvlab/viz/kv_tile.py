@@ -12,7 +12,7 @@ from .pen.axis import QUIET, WIDTH, axis, axis_of, label_columns, label_rows, ma
 from .pen.legend import keys
 from .pen.palette import BANKS, INK, order_colours, text_on
 from .pen.picture import Picture
-from .pen.svg import Canvas
+from .pen.svg import Boxes, Canvas
 
 if TYPE_CHECKING:
     from kvlab.layout import TileTensor
@@ -62,8 +62,9 @@ def draw_kv_tile(
     label_rows(canvas, rows, GUTTER - 7, [str(a) if a >= 0 else "—" for a in address[kept].tolist()], mono=True)
     exists = kept[:, None] + 0 * columns.index < valid
     colour = order_colours(kept)[:, None] + 0 * columns.index
-    canvas.cells(columns.edge, rows.edge, columns.cell, ROW, np.where(exists, colour, -2), BANKS)
-    canvas.cells(columns.edge, rows.edge, columns.cell, ROW, np.where(exists, -2, 0), [INK], opacity=0.07)
+    boxes = Boxes(columns.edge, rows.edge, columns.cell, ROW)
+    canvas.cells(boxes, np.where(exists, colour, -2), BANKS)
+    canvas.cells(boxes, np.where(exists, -2, 0), [INK], opacity=0.07)
     for y, row in zip(rows.edge.tolist(), kept.tolist(), strict=True):
         fill = text_on(BANKS[int(order_colours(row))]) if row < valid else INK
         text = f"row {row}" if row < valid else f"row {row}: zeros"
@@ -82,7 +83,7 @@ def draw_kv_tile(
          for r in kept.tolist()], object,
     )
     first = step * columns.index[None, :]
-    canvas.hover(columns.edge, rows.edge, columns.cell, ROW, words, kept[:, None], first, first + step - 1, where)
+    canvas.hover(boxes, words, kept[:, None], first, first + step - 1, where)
     mark_gaps(canvas, columns, rows)
     if valid < rows_:
         keys(canvas, GUTTER, rows.end + 14, [("none", "", "no such key: a load delivers zeros")])

@@ -77,7 +77,7 @@ def draw_page_table(
     canvas.text(GUTTER, heading, words, size=10, opacity=QUIET)
     if len(owner) < pool.pages or (pool.length % pool.page_size).any():
         keys(canvas, GUTTER, shelf.rows.end + 12, [(HATCH, "", "no token: the rest of a last page, or a free page")])
-    return canvas.picture(title or _title(pool, called, token, marked), caption or _caption(pool, token))
+    return canvas.picture(title or _title(pool, called, token, marked), caption or _caption(token))
 
 
 class _Names:
@@ -377,7 +377,7 @@ def _title(pool: _Pool, names: _Names, token: tuple[int, int] | None, marked: tu
     return f"{many}, {tokens} tokens in {pool.used.size} of {pool.pages} pages{shared}: {empty}"
 
 
-def _caption(pool: _Pool, token: tuple[int, int] | None) -> str:
+def _caption(token: tuple[int, int] | None) -> str:
     text = "Above, the logical pages of each sequence in order; below, the pool with the same pages where they lie."
     text += " A hue stands for a sequence, the strip for its tokens."
     return text if token is None else f"{text} The marked token is followed from one to the other."

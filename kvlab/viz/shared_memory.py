@@ -14,7 +14,7 @@ from .pen.axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_ro
 from .pen.legend import keys
 from .pen.palette import BANKS, INK, bank_colours, order_colours
 from .pen.picture import Picture
-from .pen.svg import HATCH, Canvas
+from .pen.svg import HATCH, Boxes, Canvas
 from .pen.text import text_width
 
 if TYPE_CHECKING:
@@ -128,10 +128,11 @@ def draw_rows(canvas: Canvas, image: Image, rows: Int64, x: float, y: float) -> 
     xs, ys = left + wide * np.arange(image.columns), y + CARD_ROW * np.arange(len(rows))
     colour = order_colours(np.maximum(vector, 0) * image.slot_bytes // 16)
     index = np.where(row >= 0, colour, np.where(row == UNTOUCHED, -1, -2))
-    canvas.cells(xs, ys, wide, CARD_ROW, index, BANKS)
+    boxes = Boxes(xs, ys, wide, CARD_ROW)
+    canvas.cells(boxes, index, BANKS)
     places = zip(*(field.ravel().tolist() for field in (image.address(rows), row, vector)), strict=True)
     words = [f"byte {a}, bank {a // 4 % image.banks}\n{_what(r, v, image.slot_bytes)}" for a, r, v in places]
-    canvas.hover(xs, ys, wide, CARD_ROW, "%s", np.array(words, object).reshape(row.shape))
+    canvas.hover(boxes, "%s", np.array(words, object).reshape(row.shape))
     for top, at in zip(ys.tolist(), rows.tolist(), strict=True):
         byte = str(image.start + image.row_bytes * at)
         canvas.text(left - 6, top + 11.5, byte, size=10, anchor="end", mono=True, opacity=QUIET)
@@ -172,8 +173,9 @@ def _draw(
     }[colour]()
     index = np.where(row < 0, row, index)
     index = np.where(row <= OUTSIDE, -2, index)
-    canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, index, BANKS)
-    canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, np.where(row == ZEROS, 0, -2), [INK], opacity=0.07)
+    boxes = Boxes(columns.edge, rows.edge, columns.cell, rows.cell)
+    canvas.cells(boxes, index, BANKS)
+    canvas.cells(boxes, np.where(row == ZEROS, 0, -2), [INK], opacity=0.07)
     _rules(canvas, columns, rows, rules, image)
     taken = lanes.draw(canvas, columns, rows, image, index)
     _contents(canvas, columns, rows, row, vector, index, taken, slot_bytes)
@@ -181,7 +183,7 @@ def _draw(
         f"byte {a}, bank {a // 4 % banks}\n{_what(r, v, slot_bytes)}{lanes.at(a, slot_bytes)}"
         for a, r, v in zip(*(field.ravel().tolist() for field in (address, row, vector)), strict=True)
     ]
-    canvas.hover(columns.edge, rows.edge, columns.cell, rows.cell, "%s", np.array(words, object).reshape(row.shape))
+    canvas.hover(boxes, "%s", np.array(words, object).reshape(row.shape))
     mark_gaps(canvas, columns, rows)
     entries = lanes.keys() + ([(HATCH, "", "nobody wrote here")] if (row == -1).any() else [])
     entries += [("none", "", "0: zeros, the source lies outside the tensor")] if (row == ZEROS).any() else []

@@ -11,7 +11,7 @@ from .pen.axis import QUIET, axis, label_columns, label_rows, mark_gaps
 from .pen.legend import bank_legend
 from .pen.palette import ACCENT, BANKS, INK, PAPER, bank_colours
 from .pen.picture import Picture
-from .pen.svg import Canvas
+from .pen.svg import Boxes, Canvas
 from .pen.text import number
 
 GUTTER = 34.0
@@ -70,7 +70,8 @@ def draw_swizzle(
         label_rows(canvas, rows, left + GUTTER - 7)
         canvas.text(left, 28, f"row ↓  {_piece(piece)} of the row →", size=10, opacity=QUIET)
         index = bank_colours(address // 4 % banks, banks)
-        canvas.cells(columns.edge, rows.edge, cell, height, index, BANKS)
+        boxes = Boxes(columns.edge, rows.edge, cell, height)
+        canvas.cells(boxes, index, BANKS)
         texts = [_place(a, b, row_bytes, piece) for a, b in zip(address.flat, before.flat, strict=True)]
         if height >= 16 and cell >= 6.1 * max(map(len, texts)) + 3:
             xs, ys = (a.ravel() for a in np.meshgrid(columns.centre, rows.centre))
@@ -78,7 +79,7 @@ def draw_swizzle(
         words = f"row %d, {_piece(piece)} %d\nbyte %d before\nbyte %d after, bank %d"
         lies = after(before)
         values = (rows.index[:, None], columns.index, before, lies, lies // 4 % banks)
-        canvas.hover(columns.edge, rows.edge, cell, height, words, *values)
+        canvas.hover(boxes, words, *values)
         mark_gaps(canvas, columns, rows)
         panels.append((columns, rows))
         left = columns.end + BETWEEN - GUTTER + 12

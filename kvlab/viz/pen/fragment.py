@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .axis import GAP, WIDTH, Axis, axis_of, some
 from .palette import LANES, lane_colours
-from .svg import Canvas
+from .svg import Boxes, Canvas
 from .text import text_width
 
 
@@ -47,19 +47,16 @@ def draw_fragment(
     words    a %-format of row, column, lane, register and the ``values`` [shown rows, shown columns]"""
     number = _boxes(part, rows, columns)
     colour = lane_colours(part.lane)
-    cell, height, dim = columns.cell, rows.cell, lane is not None
-    canvas.cells(columns.edge, rows.edge, cell, height, colour, LANES, opacity=0.25 if dim else None, rules=False)
+    boxes, dim = Boxes(columns.edge, rows.edge, columns.cell, rows.cell), lane is not None
+    canvas.cells(boxes, colour, LANES, opacity=0.25 if dim else None, rules=False)
     if dim:
         mine = np.where(part.lane == lane, colour, -2)
-        canvas.cells(columns.edge, rows.edge, cell, height, mine, LANES, rules=False)
-    canvas.borders(columns.edge, rows.edge, cell, height, number, stroke_width=0.6, opacity=0.35)
+        canvas.cells(boxes, mine, LANES, rules=False)
+    canvas.borders(boxes, number, stroke_width=0.6, opacity=0.35)
     if part.warp and part.lane.max() >= part.warp:
-        canvas.outlines(columns.edge, rows.edge, cell, height, part.lane // part.warp)
+        canvas.outlines(boxes, part.lane // part.warp)
     _names(canvas, part, number, columns, rows, lane, colour)
-    canvas.hover(
-        columns.edge, rows.edge, cell, height, words,
-        rows.index[:, None], columns.index[None, :], part.lane, part.register, *values,
-    )
+    canvas.hover(boxes, words, rows.index[:, None], columns.index[None, :], part.lane, part.register, *values)
 
 
 def fragment_axes(

@@ -15,20 +15,16 @@ from .host import scheme, words
 from .palette import THEMES
 from .text import SANS
 
-
-def _variables(theme: str) -> str:
-    return "".join(f"--kvlab-{name}:{value};" for name, value in THEMES[theme].items())
-
-
 _NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 """Characters that XML has no way to write."""
 _LONE = re.compile("[\ud800-\udfff]")
 _HOVER = "svg.kvlab .hover rect:hover{stroke:var(--kvlab-accent,#c4006a);stroke-width:2}"
 
+_DARK = "".join(f"--kvlab-{name}:{value};" for name, value in THEMES["dark"].items())
 # A file stands alone: it brings its own page and follows the reader's preference.
 _STANDALONE = (
     f"svg.kvlab{{color:{THEMES['light']['ink']}}}"
-    f"@media (prefers-color-scheme:dark){{svg.kvlab{{{_variables('dark')}color:{THEMES['dark']['ink']}}}}}{_HOVER}"
+    f"@media (prefers-color-scheme:dark){{svg.kvlab{{{_DARK}color:{THEMES['dark']['ink']}}}}}{_HOVER}"
 )
 # Inside a page the text colour is the page's own; the other words follow its colour scheme, or the host's theme. What
 # a page does to letters moves them: that is taken back.

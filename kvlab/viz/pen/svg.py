@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,19 @@ MARGIN = 24.0
 MIN_TEXT = 9.0
 HATCH = "url(#@hatch)"
 """The fill of what is empty, untouched or poisoned."""
+
+
+class Boxes(NamedTuple):
+    """A grid of equal rectangles: left edges ``xs`` [columns], top edges ``ys`` [rows], with gaps or without."""
+
+    xs: npt.ArrayLike
+    ys: npt.ArrayLike
+    width: float
+    height: float
+
+    def edges(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """``xs`` and ``ys`` as arrays."""
+        return np.asarray(self.xs, float), np.asarray(self.ys, float)
 
 
 class Canvas:
@@ -126,15 +140,14 @@ class Canvas:
         self.extend(x + width * {"start": 1.0, "middle": 0.5, "end": 0.0}[anchor], y + 0.25 * size)
 
     def cells(
-        self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, index: npt.ArrayLike,
-        colours: Sequence[str], *, opacity: float | None = None, rules: bool = True,
+        self, boxes: Boxes, index: npt.ArrayLike, colours: Sequence[str], *, opacity: float | None = None,
+        rules: bool = True,
     ) -> None:
         """A grid of filled cells: one path for a colour, runs of equal neighbours merged.
 
-        xs [columns], ys [rows]    left and top edges; a gap between them is kept
         index [rows, columns]      position in ``colours``; -1 is hatched, -2 left out
         rules                      thin lines of the page's colour between cells"""
-        left, top, colour = np.asarray(xs, float), np.asarray(ys, float), np.asarray(index)
+        (left, top), (width, height), colour = boxes.edges(), boxes[2:], np.asarray(index)
         if colour.shape != (len(top), len(left)):
             raise ValueError(f"index of shape {colour.shape} does not fit {len(top)} rows and {len(left)} columns")
         if colour.size == 0:
@@ -155,10 +168,11 @@ class Canvas:
             if key != -2:
                 self.path("".join(parts), fill=HATCH if key == -1 else colours[key], opacity=opacity, crisp=True)
         if rules:
-            self._rules(left, top, width, height)
+            self._rules(boxes)
         self.extend(float(left[-1]) + width, float(top[-1]) + height)
 
-    def _rules(self, left: npt.NDArray[np.float64], top: npt.NDArray[np.float64], width: float, height: float) -> None:
+    def _rules(self, boxes: Boxes) -> None:
+        (left, top), (width, height) = boxes.edges(), boxes[2:]
         x0, x1 = number(left[0]), number(left[-1] + width)
         y0, y1 = number(top[0]), number(top[-1] + height)
         lines = [f"M{number(x)} {y0}V{y1}" for x in left[1:]] if width >= 4 else []
@@ -166,11 +180,11 @@ class Canvas:
         self.path("".join(lines), stroke=PAPER, stroke_width=1.0 if width >= 10 else 0.5)
 
     def borders(
-        self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, key: npt.ArrayLike,
-        *, stroke: str = "#000000", stroke_width: float = 2.4, opacity: float | None = None,
+        self, boxes: Boxes, key: npt.ArrayLike, *, stroke: str = "#000000", stroke_width: float = 2.4,
+        opacity: float | None = None,
     ) -> None:
         """Lines around every region of cells with equal ``key`` [rows, columns]; black, as cells are pale."""
-        left, top, k = np.asarray(xs, float), np.asarray(ys, float), np.asarray(key)
+        (left, top), (width, height), k = boxes.edges(), boxes[2:], np.asarray(key)
         lines: list[str] = []
         for edge, size, across, values, draw in (
             (left, width, top, k, f"M%s %sv{number(height)}"),
@@ -188,13 +202,10 @@ class Canvas:
                     lines.append(draw % tuple(number(v) for v in place))
         self.path("".join(lines), stroke=stroke, stroke_width=stroke_width, opacity=opacity)
 
-    def outlines(
-        self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, key: npt.ArrayLike,
-        *, stroke_width: float = 2.4,
-    ) -> None:
+    def outlines(self, boxes: Boxes, key: npt.ArrayLike, *, stroke_width: float = 2.4) -> None:
         """Borders in the page's ink, set off from cells of any colour by a line of its paper."""
         for stroke, wide in ((PAPER, stroke_width + 2.2), (INK, stroke_width)):
-            self.borders(xs, ys, width, height, key, stroke=stroke, stroke_width=wide)
+            self.borders(boxes, key, stroke=stroke, stroke_width=wide)
 
     def labels(
         self, xs: Iterable[float], ys: Iterable[float], texts: Iterable[str], backgrounds: Iterable[str | None], *,
@@ -216,16 +227,13 @@ class Canvas:
             )
             self._parts.append(f"<g{common}>{''.join(parts)}</g>")
 
-    def hover(
-        self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, words: str, *values: npt.ArrayLike
-    ) -> None:
+    def hover(self, boxes: Boxes, words: str, *values: npt.ArrayLike) -> None:
         """An invisible rectangle with a title over every cell of a grid.
 
-        xs [columns], ys [rows]    left and top edges
-        words, values              a %-format and its arguments, each broadcast to [rows, columns]
+        words, values    a %-format and its arguments, each broadcast to [rows, columns]
 
         One formatting for the whole grid: thousands of titles take milliseconds."""
-        left, top = np.asarray(xs, float).tolist(), np.asarray(ys, float).tolist()
+        left, top = (edge.tolist() for edge in boxes.edges())
         shape = (len(top), len(left))
         x = [number(v) for v in left] * len(top)
         y = [text for v in top for text in [number(v)] * len(left)]
@@ -235,7 +243,7 @@ class Canvas:
             escape = field.dtype.kind in "OU"
             fields.append([html.escape(str(v), quote=False) for v in field] if escape else field.tolist())
         one = (
-            f'<rect x="%s" y="%s" width="{number(width)}" height="{number(height)}"><title>'
+            f'<rect x="%s" y="%s" width="{number(boxes.width)}" height="{number(boxes.height)}"><title>'
             f"{html.escape(words, quote=False)}</title></rect>"
         )
         flat: list[object] = [None] * (len(x) * (2 + len(fields)))

@@ -13,6 +13,7 @@ flat           ``(tile_m, tile_n, rest_m, rest_n, ...)``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvlab.common.checks import shown
@@ -86,11 +87,7 @@ def tiled_divide(layout: Tileable, tiler: Tiler) -> Tileable:
     >>> tiled_divide(Layout("(4,8,3):(1,4,32)"), (2, 4))
     Layout("((2,4),2,2,3):((1,4),2,16,32)")
     """
-    need_layouts("tiled_divide", layout, coordinates=True)
-    if not isinstance(layout, Layout):
-        return layout.over(tiled_divide(layout.layout, tiler))
-    tile, rest = _zipped(layout, tiler, "cute")
-    return make_layout(tile, *rest.modes)
+    return _arranged("tiled_divide", layout, tiler, lambda tile, rest: (tile, *rest.modes))
 
 
 def flat_divide(layout: Tileable, tiler: Tiler) -> Tileable:
@@ -99,11 +96,7 @@ def flat_divide(layout: Tileable, tiler: Tiler) -> Tileable:
     >>> flat_divide(Layout("(4,8,3):(1,4,32)"), (2, 4))
     Layout("(2,4,2,2,3):(1,4,2,16,32)")
     """
-    need_layouts("flat_divide", layout, coordinates=True)
-    if not isinstance(layout, Layout):
-        return layout.over(flat_divide(layout.layout, tiler))
-    tile, rest = _zipped(layout, tiler, "cute")
-    return make_layout(*tile.modes, *rest.modes)
+    return _arranged("flat_divide", layout, tiler, lambda tile, rest: (*tile.modes, *rest.modes))
 
 
 def local_tile(layout: Tileable, tiler: Tiler, coord: Any) -> Any:
@@ -118,6 +111,16 @@ def local_tile(layout: Tileable, tiler: Tiler, coord: Any) -> Any:
     need_layouts("local_tile", layout, coordinates=True)
     divided = zipped_divide(layout, tiler)
     return divided[:, tuple(coord) if isinstance(coord, list) else coord]
+
+
+def _arranged(
+    name: str, layout: Tileable, tiler: Tiler, modes: Callable[[Layout, Layout], tuple[Layout, ...]]
+) -> Tileable:
+    """The layout divided, with these modes of (the tile, which tile)."""
+    need_layouts(name, layout, coordinates=True)
+    if not isinstance(layout, Layout):
+        return layout.over(_arranged(name, layout.layout, tiler, modes))
+    return make_layout(*modes(*_zipped(layout, tiler, "cute")))
 
 
 def _zipped(layout: Layout, tiler: Tiler, rule: Rule) -> tuple[Layout, Layout]:

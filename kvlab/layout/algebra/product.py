@@ -11,6 +11,8 @@ raked     ``((tiler_m, block_m), (tiler_n, block_n))``: blocks interleaved
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvlab.layout.algebra.checked import need_layouts
 from kvlab.layout.algebra.composed import ComposedLayout
 from kvlab.layout.algebra.compositions import compose
@@ -47,10 +49,7 @@ def zipped_product(block: AnyLayout, tiler: Tiler) -> AnyLayout:
     >>> zipped_product(Layout("(2,2):(1,2)"), Layout("(3,2):(1,3)"))
     Layout("((2,2),(3,2)):((1,2),(4,12))")
     """
-    need_layouts("zipped_product", block, composed=True)
-    if isinstance(block, ComposedLayout):
-        return block.over(zipped_product(block.layout, tiler))
-    return make_layout(*_zipped(block, tiler))
+    return _arranged("zipped_product", block, tiler, lambda inner, outer: (inner, outer))
 
 
 def tiled_product(block: AnyLayout, tiler: Tiler) -> AnyLayout:
@@ -59,11 +58,7 @@ def tiled_product(block: AnyLayout, tiler: Tiler) -> AnyLayout:
     >>> tiled_product(Layout("(2,2):(1,2)"), Layout("(3,2):(1,3)"))
     Layout("((2,2),3,2):((1,2),4,12)")
     """
-    need_layouts("tiled_product", block, composed=True)
-    if isinstance(block, ComposedLayout):
-        return block.over(tiled_product(block.layout, tiler))
-    inner, outer = _zipped(block, tiler)
-    return make_layout(inner, *outer.modes)
+    return _arranged("tiled_product", block, tiler, lambda inner, outer: (inner, *outer.modes))
 
 
 def flat_product(block: AnyLayout, tiler: Tiler) -> AnyLayout:
@@ -72,11 +67,7 @@ def flat_product(block: AnyLayout, tiler: Tiler) -> AnyLayout:
     >>> flat_product(Layout("(2,2):(1,2)"), Layout("(3,2):(1,3)"))
     Layout("(2,2,3,2):(1,2,4,12)")
     """
-    need_layouts("flat_product", block, composed=True)
-    if isinstance(block, ComposedLayout):
-        return block.over(flat_product(block.layout, tiler))
-    inner, outer = _zipped(block, tiler)
-    return make_layout(*inner.modes, *outer.modes)
+    return _arranged("flat_product", block, tiler, lambda inner, outer: (*inner.modes, *outer.modes))
 
 
 def blocked_product(
@@ -150,6 +141,16 @@ def tile_to_shape(
     copies = tuple(target.size // extent for extent, target in zip(extents, targets, strict=True))
     strides = compact_order(copies, tuple(range(len(copies))) if order is None else order)
     return blocked_product(block, Layout(copies, strides), coalesce_output=coalesce_output)
+
+
+def _arranged(
+    name: str, block: AnyLayout, tiler: Tiler, modes: Callable[[Layout, Layout], tuple[Layout, ...]]
+) -> AnyLayout:
+    """The product with these modes, of (the block, its copies)."""
+    need_layouts(name, block, composed=True)
+    if isinstance(block, ComposedLayout):
+        return block.over(_arranged(name, block.layout, tiler, modes))
+    return make_layout(*modes(*_zipped(block, tiler)))
 
 
 def _zipped(block: Layout, tiler: Tiler) -> tuple[Layout, Layout]:

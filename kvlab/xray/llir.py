@@ -7,7 +7,7 @@ followed: of an address, everything that it is computed from. What memory holds,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -411,28 +411,16 @@ class LaneValues:
     def _value(self, one: IrLine) -> Value:
         opcode, text = one.opcode, one.text
         if opcode in _BINARY:
-            left, right = split(_flagless(text))
-            kind, first = typed(left)
-            a, b = self.operand(kind, first), self.operand(kind, right)
-            return Value(_wrap(_arithmetic(opcode, a.lanes, b.lanes, kind), kind), a.notes | b.notes)
+            return self._of_two(text, lambda a, b, kind: _wrap(_arithmetic(opcode, a, b, kind), kind))
+        if opcode == "icmp":
+            relation, _, rest = _flagless(text).partition(" ")
+            return self._of_two(rest, lambda a, b, kind: _compare(relation, a, b, kind))
         if opcode in ("zext", "sext", "trunc", "bitcast", "ptrtoint", "inttoptr", "addrspacecast"):
-            source, _, target = _flagless(text).rpartition(" to ")
-            kind, name = typed(source)
-            value = self.operand(kind, name)
-            if opcode == "bitcast" and _elements(kind) != _elements(target):
-                return _unknown("data")
-            lanes = _unsigned(value.lanes, kind) if opcode == "zext" else value.lanes
-            return Value(_wrap(lanes, target) if opcode == "trunc" else lanes, value.notes)
+            return self._converted(opcode, text)
         if opcode == "freeze":
             return self.operand(*typed(text))
         if opcode == "getelementptr":
             return self._address(_flagless(text))
-        if opcode == "icmp":
-            relation, _, rest = _flagless(text).partition(" ")
-            left, right = split(rest)
-            kind, first = typed(left)
-            a, b = self.operand(kind, first), self.operand(kind, right)
-            return Value(_compare(relation, a.lanes, b.lanes, kind), a.notes | b.notes)
         if opcode == "select":
             condition, yes, no = (self.operand(*typed(part)) for part in split(text))
             lanes = np.where(condition.lanes != 0, yes.lanes, no.lanes)
@@ -446,24 +434,9 @@ class LaneValues:
             at = int(index) if index.isdigit() else 0
             return Value(value.lanes[:, at : at + 1] if at < value.lanes.shape[1] else value.lanes[:, :1], value.notes)
         if opcode in ("insertvalue", "insertelement"):
-            whole, part, index = split(text)
-            kind, name = typed(whole)
-            base, element = self.operand(kind, name), self.operand(*typed(part))
-            count = max(base.lanes.shape[1], _elements(kind))
-            rows = max(len(base.lanes), len(element.lanes))
-            lanes = np.array(np.broadcast_to(base.lanes if base.lanes.shape[1] == count else base.lanes[:, :1],
-                                             (rows, count)))
-            lanes[:, int(index.split()[-1])] = np.broadcast_to(element.lanes, (rows, 1))[:, 0]
-            return Value(lanes, base.notes | element.notes)
+            return self._inserted(*split(text))
         if opcode == "shufflevector":
-            first, second, mask = split(text)
-            a, b = self.operand(*typed(first)), self.operand(*typed(second))
-            rows = max(len(a.lanes), len(b.lanes))
-            both = np.concatenate([np.broadcast_to(v.lanes, (rows, v.lanes.shape[1])) for v in (a, b)], axis=1)
-            body = typed(mask)[1]
-            order = [0] * _elements(typed(mask)[0]) if body in ("zeroinitializer", "poison", "undef") else \
-                [int(n) if n.isdigit() else 0 for n in re.findall(r"i32 (\w+)", body)]
-            return Value(both[:, order], a.notes | b.notes)
+            return self._shuffled(*split(text))
         if opcode == "load":
             return self._loaded([typed(split(text)[1])])
         if opcode == "call":
@@ -472,6 +445,41 @@ class LaneValues:
                 return self._loaded([typed(one) for one in operands]) if operands else _unknown("data")
             return self._call(one)
         return _unknown("data")
+
+    def _of_two(self, text: str, function: Callable[[IntArray, IntArray, str], IntArray]) -> Value:
+        """``function(lanes, lanes, type)`` of the two operands of ``text``."""
+        left, right = split(_flagless(text))
+        kind, first = typed(left)
+        a, b = self.operand(kind, first), self.operand(kind, right)
+        return Value(function(a.lanes, b.lanes, kind), a.notes | b.notes)
+
+    def _converted(self, opcode: str, text: str) -> Value:
+        source, _, target = _flagless(text).rpartition(" to ")
+        kind, name = typed(source)
+        value = self.operand(kind, name)
+        if opcode == "bitcast" and _elements(kind) != _elements(target):
+            return _unknown("data")
+        lanes = _unsigned(value.lanes, kind) if opcode == "zext" else value.lanes
+        return Value(_wrap(lanes, target) if opcode == "trunc" else lanes, value.notes)
+
+    def _inserted(self, whole: str, part: str, index: str) -> Value:
+        kind, name = typed(whole)
+        base, element = self.operand(kind, name), self.operand(*typed(part))
+        count = max(base.lanes.shape[1], _elements(kind))
+        rows = max(len(base.lanes), len(element.lanes))
+        lanes = np.array(np.broadcast_to(base.lanes if base.lanes.shape[1] == count else base.lanes[:, :1],
+                                         (rows, count)))
+        lanes[:, int(index.split()[-1])] = np.broadcast_to(element.lanes, (rows, 1))[:, 0]
+        return Value(lanes, base.notes | element.notes)
+
+    def _shuffled(self, first: str, second: str, mask: str) -> Value:
+        a, b = self.operand(*typed(first)), self.operand(*typed(second))
+        rows = max(len(a.lanes), len(b.lanes))
+        both = np.concatenate([np.broadcast_to(v.lanes, (rows, v.lanes.shape[1])) for v in (a, b)], axis=1)
+        kind, body = typed(mask)
+        order = [0] * _elements(kind) if body in ("zeroinitializer", "poison", "undef") else \
+            [int(n) if n.isdigit() else 0 for n in re.findall(r"i32 (\w+)", body)]
+        return Value(both[:, order], a.notes | b.notes)
 
     def _loaded(self, operands: Sequence[tuple[str, str]]) -> Value:
         """What memory holds: the same on all lanes where all ask for one place."""

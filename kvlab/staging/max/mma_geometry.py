@@ -12,28 +12,17 @@ from kvlab.hardware import get_arch
 WARP_SIZE = get_arch("gfx950").warp_size
 
 
-class MmaGeometry:
-    """Consequences of the first parameters of :class:`KVBufferParams` and :class:`DecodeKVBufferParams`."""
+class MmaShape:
+    """Consequences of ``mma_shape``."""
 
     if TYPE_CHECKING:  # the parameters' own
 
         @property
-        def dtype(self) -> np.dtype[Any]: ...
-        @property
         def mma_shape(self) -> tuple[int, int, int]: ...
-        @property
-        def transpose(self) -> bool: ...
-        @property
-        def BN(self) -> int: ...
-        @property
-        def WN(self) -> int: ...
-        @property
-        def num_threads(self) -> int: ...
 
     @property
-    def role(self) -> str:
-        """``"k"`` or ``"v"``."""
-        return "k" if self.transpose else "v"
+    def MMA_M(self) -> int:
+        return self.mma_shape[0]
 
     @property
     def MMA_N(self) -> int:
@@ -47,6 +36,28 @@ class MmaGeometry:
     def input_frag_size(self) -> int:
         """Elements of a fragment of one matrix instruction in a lane."""
         return self.MMA_K * self.MMA_N // WARP_SIZE
+
+
+class MmaGeometry(MmaShape):
+    """Consequences of the first parameters of :class:`KVBufferParams` and :class:`DecodeKVBufferParams`."""
+
+    if TYPE_CHECKING:  # the parameters' own
+
+        @property
+        def dtype(self) -> np.dtype[Any]: ...
+        @property
+        def transpose(self) -> bool: ...
+        @property
+        def BN(self) -> int: ...
+        @property
+        def WN(self) -> int: ...
+        @property
+        def num_threads(self) -> int: ...
+
+    @property
+    def role(self) -> str:
+        """``"k"`` or ``"v"``."""
+        return "k" if self.transpose else "v"
 
     @property
     def simd_width(self) -> int:

@@ -13,7 +13,8 @@ import numpy as np
 from kvlab.layout import Swizzle
 from kvlab.memory import float32
 
-from .params import WARP_SIZE, KVBufferParams
+from .mma_geometry import MmaShape
+from .params import KVBufferParams
 from .smem_subtile import smem_mma_subtile_offset
 from .tiled_mma_loader import TiledMmaLoader, counted
 from .tiled_mma_op import TiledMmaOp, get_accum_type
@@ -23,7 +24,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class KVMmaOpParams:
+class KVMmaOpParams(MmaShape):
     """Compile-time parameters of MAX's ``KVMmaOp``.
 
     in_type      of the operand's elements
@@ -76,23 +77,6 @@ class KVMmaOpParams:
             params.reg_num_k_tiles if num_k_tiles is None else num_k_tiles, params.BN, params.BK, params.transpose,
             params.swizzle, bk_smem=params.bk_smem,
         )
-
-    @property
-    def MMA_M(self) -> int:
-        return self.mma_shape[0]
-
-    @property
-    def MMA_N(self) -> int:
-        return self.mma_shape[1]
-
-    @property
-    def MMA_K(self) -> int:
-        return self.mma_shape[2]
-
-    @property
-    def input_frag_size(self) -> int:
-        """Elements of a fragment in a lane."""
-        return self.mma_shape[1] * self.mma_shape[2] // WARP_SIZE
 
     @property
     def simd_width(self) -> int:

@@ -117,10 +117,6 @@ class KVBufferParams(MmaGeometry):
     # The matrix instruction and the registers.
 
     @property
-    def MMA_M(self) -> int:
-        return self.mma_shape[0]
-
-    @property
     def num_mmas(self) -> int:
         """Fragments of a k group: of the warp's keys (K), or of the depth (V)."""
         return ceildiv(self.WN if self.transpose else self.depth, self.MMA_N)

@@ -60,21 +60,21 @@ def lacks(why: str, *neutral: Any, **given: Any) -> None:
             raise NotImplementedError(f"{name} is {shown(value)}: must be {accepted}; {why}")
 
 
-def window_of(name: str, value: Any) -> tuple[int | None, int | None]:
+def window_of(window_size: Any) -> tuple[int | None, int | None]:
     """``(left, right)`` keys beside that of a query; below 0 becomes None, no bound.
 
-    >>> window_of("window_size", (-1, 3))
+    >>> window_of((-1, 3))
     (None, 3)
-    >>> window_of("window_size", 128)
+    >>> window_of(128)
     Traceback (most recent call last):
         ...
     ValueError: window_size is 128: must be a pair (left, right) of numbers of keys, below 0 for no bound
     """
     try:
-        left, right = (operator.index(side) for side in value)
+        left, right = (operator.index(side) for side in window_size)
     except (TypeError, ValueError):
         accepted = "a pair (left, right) of numbers of keys, below 0 for no bound"
-        raise ValueError(f"{name} is {shown(value)}: must be {accepted}") from None
+        raise ValueError(f"window_size is {shown(window_size)}: must be {accepted}") from None
     return (None if left < 0 else left), (None if right < 0 else right)
 
 

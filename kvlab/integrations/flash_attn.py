@@ -343,7 +343,7 @@ def _scores(
     """Keywords of an operation that tell how scores are made and where it runs."""
     chunk = count("attention_chunk", given.get("attention_chunk", 0))
     return {"scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "return_lse": True,
-            "backend": given.get("backend", "auto"), **sight(causal, window_of("window_size", window_size), chunk)}
+            "backend": given.get("backend", "auto"), **sight(causal, window_of(window_size), chunk)}
 
 
 def _with_whole_rows(operation: Any, arrays: tuple[Tensor, ...], options: dict[str, Any]) -> tuple[Tensor, Tensor]:

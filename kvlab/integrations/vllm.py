@@ -183,7 +183,7 @@ def unified_attention(
     options: dict[str, Any] = {
         "scale": softmax_scale, "softcap": softcap or 0.0, "alibi_slopes": alibi_slopes, "sinks": sinks, "out": out,
         "kv_layout": more.get("kv_layout", "NHD"), "backend": more.get("backend", "auto"), **scales,
-        **sight(causal, window_of("window_size", window_size)),
+        **sight(causal, window_of(window_size)),
     }
     batch = int(seqused_k.shape[0])
     if most == 1 and q.shape[0] == batch:

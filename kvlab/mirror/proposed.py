@@ -59,7 +59,7 @@ def propose(kernel: tuple[str, str], twin: tuple[str, str]) -> Proposal:
         raise ValueError(f"kernel binds {names[0]}, twin {names[1]}: must have names in common to be compared")
     sides, marked = [], []
     for place, (text, (path, name)) in enumerate(zip(texts, (kernel, twin), strict=True)):
-        markers = _markers(found[place], [pair[place] for pair in pairs])
+        markers = _markers([pair[place] for pair in pairs])
         sides.append(read_marked(text, name, path, markers))
         marked.append(_with_markers(text, markers, nodes[place]))
     matched = tuple(name for one, _ in pairs for name in one.names)
@@ -142,7 +142,7 @@ def _pairs(kernel: list[Binding], twin: list[Binding]) -> list[tuple[Binding, Bi
     return [(a, b) for a, b in pairs if loops.setdefault(a.block, b.block) == b.block]
 
 
-def _markers(found: Sequence[Binding], chosen: Sequence[Binding]) -> dict[tuple[int, int], Marker]:
+def _markers(chosen: Sequence[Binding]) -> dict[tuple[int, int], Marker]:
     """A marker for each chosen statement."""
     counts: dict[str, int] = {}
     markers = {}

@@ -223,13 +223,13 @@ def _held(file: zipfile.ZipFile, told: Mapping[str, Any], folder: str, where: st
         require(0 <= address < ALIGNMENT, f"{place}.address is {address}", f"0 to {ALIGNMENT - 1}")
     values: Values = {}
     for name, entry in entries.items():
-        _check_entry(name, entry, storages, f"{where}arrays.{name}")
+        _check_entry(entry, storages, f"{where}arrays.{name}")
         if entry["kept"] == "values":
             _read_values(file, name, entry, folder, f"{where}arrays.{name}", values)
     return Held(entries, storages, values)
 
 
-def _check_entry(name: str, entry: Any, storages: list[dict[str, int]], where: str) -> None:
+def _check_entry(entry: Any, storages: list[dict[str, int]], where: str) -> None:
     require(isinstance(entry, dict), f"{where} is {shown(entry)}", "an object")
     library, how = entry.get("library"), entry.get("kept")
     require(library in ("numpy", "torch"), f"{where}.library is {shown(library)}", "numpy or torch")

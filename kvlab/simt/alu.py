@@ -561,17 +561,16 @@ def _cvt(x: Operands) -> Step:
         if "rna" in words:
             return lambda m, mask: write(m, (a(m) + np.uint32(0x1000)) & np.uint32(0xFFFFE000), mask)
         if "rn" in words:
-            return lambda m, mask: write(m, _rounded_bits(a(m), 13), mask)
+            return lambda m, mask: write(m, _rounded_to_tf32(a(m)), mask)
         x.unknown("this conversion is not modelled")
     source, target = x.read(1, fro), x.write(0, to)
     function = _conversion(x, to, fro)
     return lambda m, mask: target(m, function(source(m)), mask)
 
 
-def _rounded_bits(a: Array, cut: int) -> Array:
-    """float32 bits rounded to nearest even, ``cut`` bits shorter."""
-    one = np.uint32(1)
-    return (a + np.uint32((1 << cut - 1) - 1) + (a >> np.uint32(cut) & one)) & np.uint32((1 << 32) - (1 << cut))
+def _rounded_to_tf32(a: Array) -> Array:
+    """float32 bits rounded to nearest even, 13 bits shorter."""
+    return (a + np.uint32(0xFFF) + (a >> np.uint32(13) & np.uint32(1))) & np.uint32(0xFFFFE000)
 
 
 def _conversion(x: Operands, to: str, fro: str) -> Function:

@@ -14,22 +14,16 @@ from kvlab.common.checks import is_integer, require
 from kvlab.common.torch_here import is_torch
 
 
-def check_starts(name: str, starts: Any) -> int:
-    """The sequences that ``cu_seqlens`` tells of. ValueError unless it is a vector of integers."""
-    fits = starts is not None and starts.ndim == 1 and starts.shape[0] >= 1
-    require(fits, f"{name} has shape {None if starts is None else tuple(starts.shape)}", "[B + 1]")
-    check_integers(name, starts)
-    check_strides(name, starts)
-    return int(starts.shape[0]) - 1
-
-
 def keys_with_new(cache: Any, starts: Any) -> Any:
     """Keys of each sequence of a cache, the new tokens that lie between ``starts`` among them. ValueError unless
     ``cu_seqlens_q`` is of as many sequences, and can be added to the lengths.
     """
     check_array("cu_seqlens_q", starts)
     same_place(cu_seqlens_q=starts, cache=cache.cache_lengths)
-    batch, given = int(cache.cache_lengths.shape[0]), check_starts("cu_seqlens_q", starts)
+    require(starts.ndim == 1 and starts.shape[0] >= 1, f"cu_seqlens_q has shape {tuple(starts.shape)}", "[B + 1]")
+    check_integers("cu_seqlens_q", starts)
+    check_strides("cu_seqlens_q", starts)
+    batch, given = int(cache.cache_lengths.shape[0]), int(starts.shape[0]) - 1
     require(batch == given, f"cu_seqlens_q of {given} sequences", f"those of the cache, {batch}")
     starts = countable(starts)
     return countable(cache.cache_lengths) + (starts.diff() if is_torch(starts) else np.diff(starts))

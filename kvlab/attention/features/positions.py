@@ -67,7 +67,8 @@ def check_far(q_positions: Any) -> None:
             raise ValueError(f"q_positions{at.tolist()} is {values[tuple(at)]}: must be -{FAR} to {FAR}")
 
 
-def refuse_places(arguments: dict[str, Any], how: str) -> None:
-    """ValueError for arguments that move keys or queries; ``how`` the call has units that follow from lengths."""
+def refuse_places(arguments: dict[str, Any]) -> None:
+    """ValueError for arguments that move keys or queries, which units over a schedule do not follow."""
     for name in ("leftpad_k", "q_positions"):
-        require(arguments.get(name) is None, f"{name} {how}", "left out: units follow from the lengths alone")
+        given = f"{name} with balanced=True"
+        require(arguments.get(name) is None, given, "left out: units follow from the lengths alone")

@@ -81,7 +81,7 @@ class MLADecode(Call[Any]):
             given = {name: self.arguments.get(name) for name in LENGTHS_ALONE[:3]}
             fixed = " and ".join(name for name, value in given.items() if value is not None and value is not False)
             require(not fixed, f"{fixed} with balanced=True", "left out: units follow from the lengths alone")
-            refuse_places(self.arguments, "with balanced=True")
+            refuse_places(self.arguments)
         if self.indices is None:
             require(1 <= tokens <= MAX_TOKENS, f"q has {tokens} new tokens a sequence", f"1 to {MAX_TOKENS}")
         else:

@@ -90,7 +90,7 @@ class DecodeKVBuffer(Drawn):
         smem: Memory | None = None, end: Any = None, *, start: Any = 0, smem_address: int | None = None,
         traffic: Traffic | None = None, hazards: Hazards | None = None,
     ) -> None:
-        p = of_type("params", params, DecodeKVBufferParams)
+        p = of_type(params, DecodeKVBufferParams)
         operand = as_operand(cache)
         if operand.dtype.itemsize != p.dtype.itemsize:
             raise ValueError(f"dtype {p.dtype} has another size than the cache's {operand.dtype}")
@@ -207,7 +207,7 @@ class DecodeKVBuffer(Drawn):
             p.writer.store(self.smem_tile[:rows, :cols], self._copied_by_threads(stage))
         self._held = self._ring.get(stage)
         if self.traffic is not None:
-            self._count("write", "registers->SMEM", addresses.write_passes, ())
+            self._count("write", addresses.write_passes, ())
             moved = addresses.written_offsets(p).size * 16
             self.traffic.move("registers->SMEM", moved * int(self._active.sum()))
 
@@ -223,7 +223,7 @@ class DecodeKVBuffer(Drawn):
         values = self.smem.load(address, p.dtype, width)
         self.mma_tile[:, : p.elements].store(values.reshape(*values.shape[:3], -1, 1))
         if self.traffic is not None:
-            self._count("read", "SMEM->registers", addresses.read_passes, (k_mma_idx,))
+            self._count("read", addresses.read_passes, (k_mma_idx,))
             self.traffic.move("SMEM->registers", offset.size * p.dtype.itemsize * int(self._active.sum()))
         return self.mma_tile
 
@@ -261,7 +261,7 @@ class DecodeKVBuffer(Drawn):
             self._footprints[k_mma] = self.hazards.footprint_inside(address, width, warp)
         return self._footprints[k_mma]
 
-    def _count(self, what: str, edge: str, passes: Any, where: tuple[int, ...]) -> None:
+    def _count(self, what: str, passes: Any, where: tuple[int, ...]) -> None:
         assert self.traffic is not None
         p, programs = self.params, int(self._active.sum())
         wavefronts, ideal, instructions = passes(p, *where, self.smem_address)
@@ -280,7 +280,7 @@ class KBuffer(DecodeKVBuffer):
     """
 
     def __init__(self, params: DecodeKVBufferParams, *args: Any, **kwargs: Any) -> None:
-        if not of_type("params", params, DecodeKVBufferParams).transpose:
+        if not of_type(params, DecodeKVBufferParams).transpose:
             raise ValueError("KBuffer: tensor_core_mma with transpose_b False is V; use VBuffer")
         super().__init__(params, *args, **kwargs)
 
@@ -293,6 +293,6 @@ class VBuffer(DecodeKVBuffer):
     """
 
     def __init__(self, params: DecodeKVBufferParams, *args: Any, **kwargs: Any) -> None:
-        if of_type("params", params, DecodeKVBufferParams).transpose:
+        if of_type(params, DecodeKVBufferParams).transpose:
             raise ValueError("VBuffer: tensor_core_mma with transpose_b True is K; use KBuffer")
         super().__init__(params, *args, **kwargs)

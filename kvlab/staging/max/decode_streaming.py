@@ -89,7 +89,7 @@ class DecodeStreamingKVBuffer(Drawn):
         smem_ptr: UnsafePointer | None = None, num_keys: Any = None, warp_id: int | None = None, *,
         bounded: bool = False, traffic: Traffic | None = None, hazards: Hazards | None = None,
     ) -> None:
-        addresses.check(of_type("params", params, KVBufferParams))
+        addresses.check(of_type(params, KVBufferParams))
         size = params.dtype.itemsize
         self.params, self.cache, self.traffic, self.bounded = params, cache, traffic, bounded
         self.num_keys = None if num_keys is None else integers("num_keys", num_keys)

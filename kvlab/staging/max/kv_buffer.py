@@ -83,7 +83,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         smem_tile: TileTensor | None = None, *, end: Any, warp_id: int | None = None, traffic: Traffic | None = None,
         hazards: Hazards | None = None, bounded: bool = False,
     ) -> None:
-        addresses.check(of_type("params", params, KVBufferParams))
+        addresses.check(of_type(params, KVBufferParams))
         walk = buffer_walk(params, k_cache, batch_idx, head_idx, end, bounded)
         self.params, self.cache, self.traffic, self.bounded = params, k_cache, traffic, bounded
         self.warp_id = one_warp(warp_id, params.num_warps)
@@ -103,22 +103,22 @@ class KVBuffer(KVBufferMembers, Drawn):
         self._next_block = 0
         self._columns: int | None = None  # of the tiles, where those past them are zeros
         self.hazards = hazards
-        self._warn(stacklevel=3)
+        self._warn()
 
-    def _warn(self, stacklevel: int) -> None:
+    def _warn(self) -> None:
         p = self.params
         what = f"{p.role.upper()} buffer with {p.mma_shape}, BN {p.BN}, BK {p.BK}, depth {p.depth}, {p.swizzle}"
         if not p.full_kv and not p.block_by_block and p.smem_depth > p.bk_smem:
             warnings.warn(
                 f"{what}: as in MAX a stage of full_kv=False holds columns [0, {p.bk_smem}) only, of one key tile "
                 f'after the other; full_kv=True holds all, follows="document" brings block after block',
-                stacklevel=stacklevel + 1,
+                stacklevel=4,
             )
         if not self.matrix_order:
             warnings.warn(
                 f"{what}: as in MAX the lanes do not get the elements of the matrix; "
                 f"{addresses.what_works(p, self._window.source)}",
-                stacklevel=stacklevel + 1,
+                stacklevel=4,
             )
 
     @property

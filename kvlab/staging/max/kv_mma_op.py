@@ -50,7 +50,7 @@ class KVMmaOp:
     MMA_K = Member[int]()
 
     def __init__(self, params: KVMmaOpParams, *, programs: int = 1, num_threads: int = 256) -> None:
-        of_type("params", params, KVMmaOpParams)
+        of_type(params, KVMmaOpParams)
         if num_threads < 1 or num_threads % WARP_SIZE:
             raise ValueError(f"num_threads is {num_threads}: must be a positive multiple of {WARP_SIZE}")
         self.params, self.programs, self.num_warps = params, programs, num_threads // WARP_SIZE

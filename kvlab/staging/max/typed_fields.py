@@ -48,17 +48,17 @@ def set_typed(params: Any, **least: int) -> None:
         object.__setattr__(params, name, value)
 
 
-def of_type(name: str, value: Any, kind: type[T]) -> T:
-    """``value``. TypeError, which begins with ``name``, unless it is of that type.
+def of_type(params: Any, kind: type[T]) -> T:
+    """``params``. TypeError unless they are of that type.
 
-    >>> of_type("swizzle", None, Swizzle)
+    >>> of_type(None, Swizzle)
     Traceback (most recent call last):
         ...
-    TypeError: swizzle is None: must be a Swizzle
+    TypeError: params is None: must be a Swizzle
     """
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} is {shown(value)}: must be a {kind.__name__}")
-    return value
+    if not isinstance(params, kind):
+        raise TypeError(f"params is {shown(params)}: must be a {kind.__name__}")
+    return params
 
 
 def _dtype(name: str, value: Any) -> np.dtype[Any]:

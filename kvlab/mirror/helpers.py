@@ -29,13 +29,7 @@ class Module:
     def calls(self, function: str) -> dict[str, str]:
         """Functions that a function of this module calls: their names, without leading underscores and a kernel twin's
         ending, -> as written."""
-        found = {}
-        for node in self.tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name == function:
-                for part in ast.walk(node):
-                    if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
-                        found[bare(part.func.id)] = part.func.id
-        return found
+        return _calls(self.source, function)
 
     def find(self, name: str) -> tuple[Module, str] | None:
         """Place of the definition of a function that this module calls ``name``: its module and its name there."""
@@ -71,6 +65,17 @@ def bare(name: str) -> str:
 @lru_cache(maxsize=128)
 def _parsed(source: str) -> ast.Module:
     return ast.parse(source)
+
+
+@lru_cache(maxsize=1024)
+def _calls(source: str, function: str) -> dict[str, str]:
+    found = {}
+    for node in _parsed(source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            for part in ast.walk(node):
+                if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
+                    found[bare(part.func.id)] = part.func.id
+    return found
 
 
 def helper_pairs(

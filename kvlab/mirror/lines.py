@@ -128,6 +128,9 @@ class _StatementReader:
         self.reading = Reading(synonyms, pointers | addresses, strides, set(flags))
         self.addresses = {self.reading.name(name) for name in addresses}
         self.forms: dict[int, Form] = {}
+        self.meetings = {
+            id(s): meeting_of(s.value) for s in statements if isinstance(s.value, ast.Call | ast.Yield)
+        }
         self.plumbing: set[int] = set()
         bound = Counter(name for statement in statements for name in statement.binds)
         there = {name for statement in _statements(others) for name in statement.binds} | set(others.parameters)
@@ -170,7 +173,7 @@ class _StatementReader:
 
     def meeting(self, statement: Statement) -> str | None:
         """The wait, arrival or fence that a statement is, in its comparable form."""
-        return meeting_of(statement.value) if isinstance(statement.value, ast.Call | ast.Yield) else None
+        return self.meetings.get(id(statement))
 
     def key(self, statement: Statement) -> tuple[str, ...]:
         """Key of a statement: the names that it binds, what it writes, or calls, or where it waits."""
@@ -248,6 +251,7 @@ class _Comparison:
         self.shared = kernel.names & emulator.names
         self.flags = kernel.reading.flags
         self.held = {helper: set(names.split()) for helper, names in held.items()}
+        self.values = {name for name in self.shared - self.flags if _is_name(name) and not name.endswith("_ptr")}
 
     def step(self, one: MirrorStep, other: MirrorStep | None) -> list[Line]:
         a, b = self.kernel.kept(one.statements), self.emulator.kept(other.statements if other is not None else [])
@@ -290,9 +294,8 @@ class _Comparison:
         """Names that helpers are given by themselves, in order, without arrays: of helpers that are called once."""
         calls = [(op, operands) for op, operands in reader.reading.facts(form) if op.endswith("()")]
         once = Counter(op for op, _ in calls)
-        values = {name for name in self.shared - self.flags if _is_name(name) and not name.endswith("_ptr")}
         return {
-            op: list(dict.fromkeys(name for names in operands if len(names) == 1 for name in names & values))
+            op: list(dict.fromkeys(name for names in operands if len(names) == 1 for name in names & self.values))
             for op, operands in calls
             if once[op] == 1
         }

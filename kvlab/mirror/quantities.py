@@ -17,6 +17,7 @@ products with them are addresses, which have no operators but a minus. What is l
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -143,7 +144,8 @@ class Reading:
 
     def __post_init__(self) -> None:
         table = {**SHARED, **self.synonyms}
-        self._table = {_text(key): ast.parse(value, mode="eval").body for key, value in table.items()}
+        self._table = {_read(key)[0]: _read(value)[1] for key, value in table.items()}
+        self._kinds = {_kind(_read(key)[1]) for key in table}
         self.pointers = {self.name(pointer) for pointer in self.pointers}
 
     def name(self, name: str) -> str:
@@ -160,7 +162,7 @@ class Reading:
 
     def form(self, node: ast.expr) -> Form:
         """The plain form of an expression."""
-        found = self._table.get(_text(node))
+        found = self._table.get(ast.unparse(node)) if _kind(node) in self._kinds else None
         if found is not None:
             return _leaf(found.id) if isinstance(found, ast.Name) else self._form(found)
         return self._form(node)
@@ -211,7 +213,7 @@ class Reading:
             root = ast.Name(root.attr) if root.attr in _HOLDERS else root
         if isinstance(root, ast.Name) and root.id in _HOLDERS:
             return _leaf(self.name(node.attr))
-        return _leaf(_text(node))
+        return _leaf(ast.unparse(node))
 
     def _unary(self, node: ast.UnaryOp) -> Form:
         inner = self.form(node.operand)
@@ -256,8 +258,8 @@ class Reading:
     def _call(self, node: ast.Call) -> Form:
         function = ast.unparse(node.func).rpartition(".")[2].lstrip("_").removesuffix("_kernel")
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-        if isinstance(owner, ast.Name | ast.Attribute) and _text(owner).partition(".")[0] in _HOLDERS:
-            bare = _text(owner) in _HOLDERS or _text(owner).startswith(("tl.", "np.", "gl."))
+        if isinstance(owner, ast.Name | ast.Attribute) and ast.unparse(owner).partition(".")[0] in _HOLDERS:
+            bare = ast.unparse(owner) in _HOLDERS or ast.unparse(owner).startswith(("tl.", "np.", "gl."))
             owner = None if bare else owner
         function = _SPELLINGS.get(function, function)
         spelled = None if function in _FUNCTIONS else self._table.get(function)
@@ -299,7 +301,7 @@ class Reading:
         if function in _REDUCTIONS:
             return Form(function, self._all([*([owner] if owner is not None else []), *arguments][:1]))
         if function == "arange":
-            ends = arguments[1:] if len(arguments) > 1 and _text(arguments[0]) == "0" else arguments
+            ends = arguments[1:] if len(arguments) > 1 and ast.unparse(arguments[0]) == "0" else arguments
             return Form(function, self._all(ends))
         if function == "where" and len(arguments) == 3:
             test, chosen, other = self._all(arguments)
@@ -401,8 +403,16 @@ def _comparison(op: str, a: Form, b: Form) -> Form:
     return Form(op, (a, b))
 
 
-def _text(node: ast.expr | str) -> str:
-    return ast.unparse(ast.parse(node, mode="eval")) if isinstance(node, str) else ast.unparse(node)
+@functools.lru_cache(maxsize=1024)
+def _read(text: str) -> tuple[str, ast.expr]:
+    """An expression as ``ast`` writes it, and itself."""
+    node = ast.parse(text, mode="eval").body
+    return ast.unparse(node), node
+
+
+def _kind(node: ast.expr) -> tuple[type[ast.expr], str]:
+    """What a node has in common with all that read like it, told without its text: its class, and its own name."""
+    return type(node), node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _show(form: Form) -> str:

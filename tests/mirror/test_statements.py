@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import kvlab
-from kvlab.mirror import Operation, check, check_sources, coverage
+from kvlab.mirror import Operation, check, check_sources
+from kvlab.mirror.covered import Coverage
 from kvlab.mirror.lines import Beside, beside, lines_of
 from kvlab.mirror.report import Report
 from kvlab.mirror.source import read_helper
@@ -214,11 +215,14 @@ OPERATIONS = (
 
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_nine_of_ten_statements_have_a_counterpart_and_equal_it(op: str) -> None:
-    assert check(op).ok
-    for twin, lines in zip(Operation.load(op).twins, coverage(op).of_twins, strict=True):
+    """And operations that attend call the helpers of SHARED, which the next test changes."""
+    coverage = Coverage(check(op).lines)
+    for twin, lines in zip(Operation.load(op).twins, coverage.of_twins, strict=True):
         total, paired, equal = lines.count()
         if not twin.specialised:
-            assert equal == paired >= 0.9 * total, str(coverage(op))
+            assert equal == paired >= 0.9 * total, str(coverage)
+    helpers = {lines.name.rpartition(": ")[2] for lines in coverage.lines}
+    assert op in ("merge_states", "kv_store") or helpers >= {helper for _, helper, _, _ in SHARED.values()}
 
 
 SIDES = ("kernel", "emulator")
@@ -237,10 +241,8 @@ text, what it becomes."""
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", SHARED)
-@pytest.mark.parametrize("op", ["mha_decode", "mha_decode_streaming", "mha_prefill", "mla_decode", "mla_prefill"])
-def test_what_helpers_make_of_scores_cannot_be_changed_on_one_side(op: str, name: str, side: str) -> None:
+def test_what_helpers_make_of_scores_cannot_be_changed_on_one_side(name: str, side: str) -> None:
     file, helper, old, new = SHARED[name]
-    assert f" {helper}: " in str(coverage(op)), "the twins call it"
     path = str(Path(kvlab.__file__).parent / "attention" / file)
     text = Path(path).read_text(encoding="utf-8")
     functions = {"kernel": f"{helper}_kernel", "emulator": helper}

@@ -238,8 +238,7 @@ class Call(Generic[R]):
         mask, window = asked.pop("mask", None), asked.pop("window", None)
         plan: Plan | None = vars(self).get("plan")
         if plan is not None:
-            asked.pop("softcap", None)
-            return plan.features.with_arrays(q, k, v, **asked)
+            return plan.features.with_arrays(q, k, v, asked)
         leftpad, positions = asked.pop("leftpad_k", None), asked.pop("q_positions", None)
         check_of_sequences("leftpad_k", leftpad, q, batch)
         check_positions(positions, q)

@@ -7,6 +7,7 @@ of all three siblings take. ``in_base`` gives an lse as ``base2`` asks, ``kv_vie
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,23 +50,18 @@ class Features:
             "k_scale": scales.q.at(None, batch) * scales.k.at(where, batch), "v_scale": scales.v.at(where, batch),
         }
 
-    def with_arrays(
-        self, q: Any, k: Any, v: Any, *, leftpad_k: Any = None, q_positions: Any = None, sinks: Any = None,
-        alibi_slopes: Any = None, temperature: Any = None, qv: Any = None, q_scale: Any = None, k_scale: Any = None,
-        v_scale: Any = None, k_block_scale: Any = None, v_block_scale: Any = None, k_min: Any = None,
-        v_min: Any = None,
-    ) -> Features:
-        """The mask and softcap of a call with what else another call of its kind asks for, which needs no check."""
-        heads = int(k.shape[-2])
+    def with_arrays(self, q: Any, k: Any, v: Any, asked: Mapping[str, Any]) -> Features:
+        """The mask and softcap of a call with the other keywords of another call of its kind, which need no check."""
+        heads, given, mask = int(k.shape[-2]), asked.get, self.mask
         scales = Scales(
-            scale_of(q_scale, q, heads, by_token=False), of_codes(scale_of(k_scale, k, heads), k_block_scale, k_min),
-            of_codes(scale_of(v_scale, v, heads), v_block_scale, v_min),
+            scale_of(given("q_scale"), q, heads, by_token=False),
+            *(of_codes(scale_of(given(f"{x}_scale"), one, heads), given(f"{x}_block_scale"), given(f"{x}_min"))
+              for x, one in (("k", k), ("v", v))),
         )
-        mask = self.mask
-        if leftpad_k is not None or q_positions is not None:
-            mask = replace(mask, leftpad=leftpad_k, positions=positions_of_rows(q_positions, q))
-        slopes, second = slopes_by_sequence(alibi_slopes), qv_of_rows(qv, q)
-        return Features(mask, self.softcap, sinks, slopes, temperature, second, scales)
+        if given("leftpad_k") is not None or given("q_positions") is not None:
+            mask = replace(mask, leftpad=given("leftpad_k"), positions=positions_of_rows(given("q_positions"), q))
+        slopes, second = slopes_by_sequence(given("alibi_slopes")), qv_of_rows(given("qv"), q)
+        return Features(mask, self.softcap, given("sinks"), slopes, given("temperature"), second, scales)
 
     def without_arrays(self) -> Features:
         """The mask and softcap alone, what ``with_arrays`` starts from."""

@@ -19,7 +19,7 @@ from kvlab.memory import POISON, as_dtype
 
 @opaque_methods
 class PagedKVCacheCollection(KVCacheCollection[PagedKVCache], Drawn):
-    """The pool, and one lookup table for all layers.
+    """The pool, and one page table for all layers.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache], Drawn):
     ) -> PagedKVCacheCollection:
         """A pool of NumPy memory in which no sequence has a token yet.
 
-        ``num_pages`` pages and the null page, poisoned (bytes 0xFF: NaN in every float format); a uint32 lookup table
+        ``num_pages`` pages and the null page, poisoned (bytes 0xFF: NaN in every float format); a uint32 page table
         for sequences of up to ``max_length`` tokens, filled with the sentinel ``num_pages``, which is the null page.
         With ``scale_dtype`` it is quantised, its scales poisoned too.
 

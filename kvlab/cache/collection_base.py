@@ -46,7 +46,7 @@ class KVCacheCollection(OverArrays, Generic[View]):
 
     @property
     def batch_size(self) -> int:
-        """Sequences: rows of the lookup table."""
+        """Sequences: rows of the page table."""
         return int(self.lookup_table.shape[0])
 
     def get_key_cache(self, layer_idx: int) -> View:

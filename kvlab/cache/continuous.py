@@ -39,7 +39,7 @@ class ContinuousBatchingKVCache(Unquantized, TmaTiles, KVCacheView, Drawn):
     >>> cache.load(0, 0, 8, 0)
     Traceback (most recent call last):
         ...
-    IndexError: tok_idx is 8: must be in [0, 8), as the lookup table has 1 columns of 8 tokens
+    IndexError: tok_idx is 8: must be in [0, 8), as the page table has 1 columns of 8 tokens
     """
 
     page_size_ = 0

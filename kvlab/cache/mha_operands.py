@@ -190,7 +190,7 @@ class _Dense(_Untiled, _Unquantized, _Windows):
 
     @property
     def kv_params(self) -> KVCacheStaticParams:
-        """Heads and head size."""
+        """Heads and head dimension."""
         return KVCacheStaticParams(*self.rows.shape[2:])
 
     @property

@@ -48,7 +48,7 @@ class MHAOperand(Protocol):
 
     @property
     def kv_params(self) -> KVCacheStaticParams:
-        """Heads and head size."""
+        """Heads and head dimension."""
 
     @property
     def token_stride(self) -> int:

@@ -1,4 +1,4 @@
-"""Page lists, one after the other as some serving stacks keep them, to a lookup table."""
+"""Page lists, one after the other as some serving stacks keep them, to a page table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lookup table of a paged cache: sequence and token to page and slot."""
+"""The page table of a paged cache: sequence and token to page and slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLUMN_GROUP, COLUMN_TAIL = 8, 16
 
 
 def lookup_table_columns(pages: int) -> int:
-    """Columns of a lookup table for sequences of up to ``pages`` pages: a multiple of 8 plus a tail of 16 sentinels, so
+    """Columns of a page table for sequences of up to ``pages`` pages: a multiple of 8 plus a tail of 16 sentinels, so
     that a vector load of up to 8 entries may run past the end of any row.
 
     >>> lookup_table_columns(5)
@@ -67,7 +67,7 @@ class PageTable:
         outside = active & ((token < 0) | (token >= room))
         if outside.any():
             raise IndexError(
-                f"tok_idx is {token[outside][0]}: must be in [0, {room}), as the lookup table has "
+                f"tok_idx is {token[outside][0]}: must be in [0, {room}), as the page table has "
                 f"{self.entries.shape[1]} columns of {self.page_size} tokens"
             )
         return batch, token, active
@@ -100,6 +100,6 @@ def check_tables(cache_lengths: Any, lookup_table: Any, page_size: int) -> None:
     bad = (lengths < 0) | (lengths > room)
     if bad.any():
         raise ValueError(
-            f"cache_lengths[{int(bad.argmax())}] is {lengths[bad][0]}: must be in [0, {room}], as the lookup table has "
+            f"cache_lengths[{int(bad.argmax())}] is {lengths[bad][0]}: must be in [0, {room}], as the page table has "
             f"{columns} columns of {page_size} tokens"
         )

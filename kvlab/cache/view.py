@@ -55,7 +55,7 @@ class KVCacheView(OverArrays):
 
     @property
     def batch_size(self) -> int:
-        """Sequences: rows of the lookup table."""
+        """Sequences: rows of the page table."""
         return int(self.lookup_table.shape[0])
 
     @property
@@ -75,7 +75,7 @@ class KVCacheView(OverArrays):
 
     @cached_property
     def page_table(self) -> PageTable:
-        """Blocks of the tokens, over the lookup table's own memory."""
+        """Blocks of the tokens, over the page table's own memory."""
         return PageTable(self._entries(), self.storage.shape[1], self.total_num_pages)
 
     def cache_lengths_nd(self) -> TileTensor:

@@ -58,7 +58,7 @@ def pages(pool: PagedKVCacheCollection, tokens: int, token: int) -> Chapter:
         names=["one sequence"],
     )
     words = (
-        "K and V of all layers lie in pages of a pool, in any order. The lookup table says which page holds which "
+        "K and V of all layers lie in pages of a pool, in any order. The page table says which page holds which "
         "tokens of a sequence; pages that belong to nobody, and slots that no token has filled, hold NaN here, so that "
         "reading one shows."
     )

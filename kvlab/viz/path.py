@@ -31,7 +31,7 @@ class BytePath(Drawn):
     name                  what is followed: ``"K"``, ``"V"``
     sequence, token, head, element    which element: position in the sequence, KV head, index along the depth
     element_bytes         of the storage dtype
-    page_table            the sequence's row of the lookup table: physical page of each logical page
+    page_table            the sequence's row of the page table: physical page of each logical page
     page_size, depth      tokens of a page, elements of a token of one head
     dram_byte             byte address of the element in the pool
     tile, tile_at         rows and columns of the tile; (row, column) of the element in it
@@ -189,7 +189,7 @@ def _joined(canvas: Canvas, marks: list[tuple[float, float]]) -> None:
 
 
 def _table(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
-    """A window of the sequence's row of the lookup table."""
+    """A window of the sequence's row of the page table."""
     shown = min(7, len(path.page_table))
     first = int(np.clip(path.logical_page - shown // 2, 0, len(path.page_table) - shown))
     box = 18.0

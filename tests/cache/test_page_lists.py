@@ -1,4 +1,4 @@
-"""Page lists to a lookup table. Rests on the lists that a page pool keeps itself, and on a reported failure."""
+"""Page lists to a page table. Rests on the lists that a page pool keeps itself, and on a reported failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lookup table may hold and what must never be followed. Rests on the cases about tables, sentinels and unread
+"""What the page table may hold and what must never be followed. Rests on the cases about tables, sentinels and unread
 slots asked for in practice (unused-table-entries-huge, negative-page-ids, page-table-one-page-too-many), and on the
 specification 1.6 and 1.7."""
 

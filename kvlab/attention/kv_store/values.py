@@ -102,7 +102,7 @@ def _through_table(
     if outside.any():
         b = sequence[outside][0]
         raise ValueError(
-            f"token {position[outside][0]} of sequence {b}: its lookup table holds {table.shape[1] * page_size} "
+            f"token {position[outside][0]} of sequence {b}: its page table holds {table.shape[1] * page_size} "
             f"tokens, {table.shape[1]} pages of {page_size}"
         )
     page = table[sequence, position // page_size]

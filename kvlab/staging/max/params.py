@@ -41,7 +41,7 @@ class KVBufferParams(MmaGeometry):
     transpose        True: the operand is K (of Q K^T, the depth is contracted); False: V (of P V, the keys are)
     full_kv          whether a stage of shared memory holds all columns, or one block of ``bk_smem``
     cache_depth      columns of a head in DRAM, ``depth`` unless given. The cache knows how far apart its rows are; with
-                     another number than its head size or ``depth`` they are ``kv_num_heads * cache_depth`` apart
+                     another number than its head dimension or ``depth`` they are ``kv_num_heads * cache_depth`` apart
     head_dim_offset  first column
     reg_chunk_depth  depth whose strips of K the register tile holds, ``depth`` unless given
     smem_depth       columns that go to shared memory, ``depth`` unless given

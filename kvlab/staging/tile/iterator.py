@@ -107,7 +107,7 @@ class KVCacheIterator:
     cache : the K or V cache of a layer, or another :class:`~kvlab.cache.MHAOperand`.
     tile_size : BN.
     batch_idx, kv_head_idx, end : ``[programs]`` or scalars: sequence, KV head, and the exclusive bound of its keys.
-    depth : columns of the tile, the head size unless given.
+    depth : columns of the tile, the head dimension unless given.
     cache_depth : columns of a head in DRAM, where rows are to be ``num_heads * cache_depth`` apart; the cache's own row
         pitch unless given.
     head_dim_offset : first column.
@@ -241,7 +241,7 @@ def buffer_walk(
     params: Any, cache: KVCacheT | MHAOperand, batch_idx: Any, head_idx: Any, end: Any, bounded: bool = False
 ) -> KVCacheIterator:
     """The walk of a buffer with these parameters. Rows are as far apart as the cache has them; a ``cache_depth`` other
-    than ``depth`` and the cache's head size sets their pitch, as in MAX. ``bounded``: the tiles end with the head.
+    than ``depth`` and the cache's head dimension sets their pitch, as in MAX. ``bounded``: the tiles end with the head.
 
     ValueError as of :func:`fitting_operand`."""
     p, operand = params, fitting_operand(params, cache)

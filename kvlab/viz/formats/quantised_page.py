@@ -27,7 +27,7 @@ def draw_quantised_page(
 ) -> Picture:
     """The stored values (left) and the scales (right) of one page and head of a quantised ``PagedKVCache``.
 
-    sequence, page   which row and column of the lookup table
+    sequence, page   which row and column of the page table
     head             KV head
     mark             (slot, dim) of the one element to look at: its value and its scale are outlined
 

@@ -325,13 +325,13 @@ class TestErrors:
         columns = cache.lookup_table.shape[1]
         long = cache.with_lengths(np.array([5, 4 * columns - 0, 3]), 4)
         k, v = self.step.tokens()
-        with pytest.raises(ValueError, match=f"token {4 * columns} of sequence 1: its lookup table holds"):
+        with pytest.raises(ValueError, match=f"token {4 * columns} of sequence 1: its page table holds"):
             kv_store(k, v, long, **self.step.where())
 
     def test_full_continuous_cache(self) -> None:
         cache = self.step.continuous()
         k, v = self.step.tokens()
-        with pytest.raises(ValueError, match="token 8 of sequence 0: its lookup table holds 8 tokens"):
+        with pytest.raises(ValueError, match="token 8 of sequence 0: its page table holds 8 tokens"):
             kv_store(k, v, cache.with_lengths(np.array([6, 0, 3]), 4), **self.step.where())
 
     def test_v_is_needed(self) -> None:

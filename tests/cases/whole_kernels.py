@@ -156,11 +156,10 @@ def paged(*lens: tuple[int, int], **sizes: Any) -> Prefill:
     return Prefill(lens, form="paged", **sizes)
 
 
-def attend(case: Prefill, qv: bool = False, **backend: str) -> Make:
+def attend(case: Prefill) -> Make:
     def make(target: str) -> Any:
         _, arrays, options = case.build().arguments()
-        options = {name: value for name, value in options.items() if value is not None} | backend
-        options |= {"qv": np.ones_like(arrays[0])} if qv else {}
+        options = {name: value for name, value in options.items() if value is not None}
         return launch_of(planned(attention.attend_paged, *arrays, target=target, **options))
     return make
 
@@ -311,7 +310,6 @@ ROWS: dict[str, Row] = {
                               slow=True),
     "a step with features": Row(
         attend(paged(*STEP, heads=(8, 2), softcap=2.0, sinks=True, window=300)), WALK, slow=True),
-    "a step with queries of V": Row(attend(paged((5, 600), (2, 20), heads=(4, 2)), qv=True), WALK, slow=True),
     "a step over NVFP4": Row(four_bits("e2m1", listed=True), WALK, slow=True),
     "decode of Hopper over a list": Row(
         decode(Decode((300, 3, 65), heads=(8, 2), D=128), balanced=True, **BY_HOPPER),

@@ -65,6 +65,7 @@ def simulating(*homes: Any, **checks: bool) -> Iterator[None]:
         for home, name in homes:
             patch.setattr(home, name, Simulated(getattr(home, name), launches, **checks))
         patch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+        patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         yield
     launches.finish()
 

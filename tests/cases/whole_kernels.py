@@ -105,6 +105,7 @@ def launched(row: Row, target: str) -> list[Launched]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KernelInterface, "__getitem__", launcher)
         patch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+        patch.setattr(torch.cuda, "get_device_capability", lambda _: divmod(int(target[3:]), 10))
         patch.setattr("kvlab.attention.mha_decode.hopper.arrivals", lambda count, _: torch.zeros(count).int())
         patch.setattr("kvlab.attention.mha_prefill.hopper.machine", lambda _: (target, 2))
         go()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from decode_cases import Case, Inputs
-from hopper_chip import ON_HOPPER, run_apart
+from hopper_chip import ON_HOPPER, assert_right, run_apart
 from prefill_cases import Case as MixedCase
 from replays import assert_replayed
 from workspaces import poison
@@ -128,7 +128,7 @@ CHUNKS = [
     MixedCase(((300, 6000), (17, 17), (129, 4000), (3, 0)), (8, 1), 128, form="paged", kv="fp8", scales="head"),
     MixedCase(((130, 900), (33, 3000), (1, 800)), (32, 8), 128, "fp16", form="paged", page=64, kv="fp8", window=1000),
     MixedCase(((300, 2000), (90, 900)), (8, 2), 128, form="paged", kv="fp8", scales="number", softcap=20.0, page=32),
-    MixedCase(((300, 6000), (64, 70), (129, 400)), (8, 1), 128, "fp8", form="paged", kv="fp8", scales="head", page=64),
+    MixedCase(((300, 2000), (64, 70), (129, 400)), (8, 1), 128, "fp8", form="paged", kv="fp8", scales="head", page=64),
     MixedCase(((300, 2000), (90, 900)), (8, 2), 128, "fp8", form="paged", kv="fp8", window=700),
     MixedCase(((300, 6000), (17, 17), (129, 4000), (3, 0), (70, 20)), (28, 4), 128, form="paged", sinks=True),
     MixedCase(((300, 2000), (90, 900), (40, 41)), (10, 2), 112, "fp16", form="paged", page=32, window=300),
@@ -150,7 +150,7 @@ def test_chunks_by_tiles_of_hopper(case: MixedCase) -> None:
             for _ in range(2)]
     with nothing_waits():
         made = [attend_paged(*arrays, **options | {"out": out}, return_lse=True, backend="hopper") for out in outs]
-    assert_accurate(x, *(array.cpu() for array in made[0]))
+    (assert_right if case.dtype == "fp8" else assert_accurate)(x, *(array.cpu() for array in made[0]))
     assert all(map(torch.equal, *made))
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from hopper_chip import ON_HOPPER, assert_alike
+from hopper_chip import ON_HOPPER, assert_alike, assert_right
 from on_device import on_device
-from prefill_cases import ENDS, Case, Inputs
+from prefill_cases import ENDS, Case
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention import explain, mha_prefill
@@ -64,21 +63,6 @@ FP8 = [
 ]
 GRID = [*SIZES, *(replace(case, dtype="fp16") for case in SIZES[:1] + SIZES[-10:]), *FP8, *ENDS]
 GRID += [replace(ENDS[0], D=64, causal=False), replace(ENDS[2], D=256)]
-
-
-def assert_right(x: Inputs, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """The lse to float32's rounding; with a softcap to tanh's 2^-11 on the chip. Of e4m3 to that of scores summed in 14
-    digits, as wgmma does.
-    """
-    fp8 = x.case.dtype == "fp8"
-    exact, loose = x.exact()[1], x.case.softcap > 0 or fp8
-    if fp8:
-        _, exact = x.call(return_lse=True, backend="hopper", arithmetic="chip")
-    assert_accurate(x, out.cpu(), None if loose else lse.cpu())
-    seen, found = ~np.isneginf(exact), lse.cpu().numpy()
-    assert (np.isneginf(found) == ~seen).all()
-    error = x.case.softcap * 2.0**-11 + (1e-4 if x.case.softcap else 1e-5 * max(1, np.abs(exact[seen]).max()))
-    assert not loose or np.abs(found[seen] - exact[seen]).max() <= error
 
 
 @pytest.mark.parametrize("case", GRID, ids=str)

@@ -11,7 +11,7 @@ from .pen.axis import QUIET, WIDTH, axis, axis_of, label_rows, mark_gaps
 from .pen.legend import keys
 from .pen.palette import ACCENT, INK, LANES, lane_colours
 from .pen.picture import Picture
-from .pen.svg import HATCH, Boxes, Canvas
+from .pen.svg import HATCH, BoxGrid, Canvas
 from .pen.text import text_width, wrap
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def draw_coalescing(access: Coalescing, *, title: str | None = None, caption: st
     label_rows(canvas, rows, GUTTER - 8, [f"{LINE * line:,}" for line in shown.tolist()], mono=True)
     inside = np.repeat(moved, SECTOR_BYTES // unit, axis=1)
     index = np.where(owner >= 0, lane_colours(owner), np.where(inside, -1, -2))
-    boxes = Boxes(columns.edge, rows.edge, cell, ROW)
+    boxes = BoxGrid(columns.edge, rows.edge, cell, ROW)
     canvas.cells(boxes, index, LANES)
     for row, sector in np.ndindex(moved.shape):
         x, y = GUTTER + wide * sector, float(rows.edge[row])

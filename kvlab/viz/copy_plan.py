@@ -15,7 +15,7 @@ from .pen.axis import GAP, QUIET, Axis, axis, axis_of, label_columns, label_rows
 from .pen.legend import keys
 from .pen.palette import ACCENT, LANES, lane_colours
 from .pen.picture import Picture
-from .pen.svg import HATCH, Boxes, Canvas
+from .pen.svg import HATCH, BoxGrid, Canvas
 from .pen.text import number, text_width
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _cells(
 ) -> None:
     """Cells coloured and named by lane; those of the first instruction bright."""
     index = lane_colours(lane)
-    boxes = Boxes(columns.edge, rows.edge, columns.cell, rows.cell)
+    boxes = BoxGrid(columns.edge, rows.edge, columns.cell, rows.cell)
     canvas.cells(boxes, np.where(mine, -2, index), LANES, opacity=PALE)
     canvas.cells(boxes, np.where(mine, index, -2), LANES)
     if columns.cell >= text_width(f"T{lane.max()}", 9.5, mono=True) + 2:
@@ -220,7 +220,7 @@ def _registers(
     lane = np.array([lanes[0] for lanes in bundles])[:, None] + 0 * columns.index
     mine = np.broadcast_to(columns.index == 0, lane.shape)
     index = lane_colours(lane)
-    boxes = Boxes(columns.edge, rows.edge, columns.cell, BOX)
+    boxes = BoxGrid(columns.edge, rows.edge, columns.cell, BOX)
     canvas.cells(boxes, np.where(mine, -2, index), LANES, opacity=PALE)
     canvas.cells(boxes, np.where(mine, index, -2), LANES)
     _outline(canvas, columns, rows, BOX, mine)

@@ -16,7 +16,7 @@ from .pen.axis import GAP, QUIET, WIDTH, Axis, axis_of, bracket, label_columns, 
 from .pen.legend import bank_legend, keys
 from .pen.palette import BANKS, INK, LANES, bank_colours, lane_colours
 from .pen.picture import Picture
-from .pen.svg import Boxes, Canvas
+from .pen.svg import BoxGrid, Canvas
 from .pen.text import text_width
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def draw_layout(
     canvas.text(0, 10, f"{axes[0]} ↓  {axes[1]} →", opacity=QUIET, size=10)
     label_columns(canvas, columns, HEADER - 5)
     label_rows(canvas, rows, GUTTER - 7)
-    boxes = Boxes(columns.edge, rows.edge, columns.cell, rows.cell)
+    boxes = BoxGrid(columns.edge, rows.edge, columns.cell, rows.cell)
     canvas.cells(boxes, shown, colours, opacity=None if kept is None else 0.22)
     if kept is not None:
         canvas.cells(boxes, np.where(kept.astype(bool), shown, -2), colours)

@@ -12,7 +12,7 @@ from .pen.axis import QUIET, WIDTH, axis, axis_of, label_columns, label_rows, ma
 from .pen.legend import keys
 from .pen.palette import BANKS, INK, order_colours, text_on
 from .pen.picture import Picture
-from .pen.svg import Boxes, Canvas
+from .pen.svg import BoxGrid, Canvas
 
 if TYPE_CHECKING:
     from kvlab.layout import TileTensor
@@ -62,7 +62,7 @@ def draw_kv_tile(
     label_rows(canvas, rows, GUTTER - 7, [str(a) if a >= 0 else "—" for a in address[kept].tolist()], mono=True)
     exists = kept[:, None] + 0 * columns.index < valid
     colour = order_colours(kept)[:, None] + 0 * columns.index
-    boxes = Boxes(columns.edge, rows.edge, columns.cell, ROW)
+    boxes = BoxGrid(columns.edge, rows.edge, columns.cell, ROW)
     canvas.cells(boxes, np.where(exists, colour, -2), BANKS)
     canvas.cells(boxes, np.where(exists, -2, 0), [INK], opacity=0.07)
     for y, row in zip(rows.edge.tolist(), kept.tolist(), strict=True):

@@ -12,7 +12,7 @@ from .model.lanes import Image
 from .pen.axis import QUIET
 from .pen.palette import ACCENT, ALARM, BANKS, PAPER, order_colours
 from .pen.picture import Picture
-from .pen.svg import Boxes, Canvas
+from .pen.svg import BoxGrid, Canvas
 from .shared_memory import CARD, CARD_APART, CARD_GUTTER, CARD_ROW, CARD_TOP, draw_rows
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _small_tile(
     places, wide = across // piece, SMALL * piece / across
     origin = way(rows[:, None] * across + np.arange(places) * piece)
     xs, ys = x + wide * np.arange(places), CARD_TOP + SMALL_ROW * np.arange(len(rows))
-    canvas.cells(Boxes(xs, ys, wide, SMALL_ROW), order_colours(origin % row_bytes // 16), BANKS)
+    canvas.cells(BoxGrid(xs, ys, wide, SMALL_ROW), order_colours(origin % row_bytes // 16), BANKS)
     for address in lanes[np.isin(lanes // across, rows)].tolist():
         top = CARD_TOP + SMALL_ROW * float(np.flatnonzero(rows == address // across)[0])
         left = x + SMALL * (address % across) / across

@@ -14,7 +14,7 @@ from kvlab.common.drawn import Drawn
 from .pen.axis import QUIET
 from .pen.palette import ACCENT, BANKS, INK, LANES, PAPER, lane_colours
 from .pen.picture import Picture
-from .pen.svg import Boxes, Canvas
+from .pen.svg import BoxGrid, Canvas
 from .pen.text import text_width, wrap
 
 PANEL, HIGH, APART = 123.0, 152.0, 22.8
@@ -252,7 +252,7 @@ def _shared(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
     cell, high = PANEL / groups, 15.0
     canvas.text(x, TOP + 9, f"from byte {row_bytes * first:,}", size=10, opacity=QUIET)
     xs, ys = x + cell * np.arange(groups), TOP + 14 + high * np.arange(8)
-    canvas.cells(Boxes(xs, ys, cell, high), np.tile(4 * (np.arange(groups) % 8) + 1, (8, 1)), BANKS, opacity=0.55)
+    canvas.cells(BoxGrid(xs, ys, cell, high), np.tile(4 * (np.arange(groups) % 8) + 1, (8, 1)), BANKS, opacity=0.55)
 
     def corner(byte: int) -> tuple[float, float]:
         return x + cell * (byte % row_bytes // 16), TOP + 14 + high * (byte // row_bytes - first)
@@ -276,7 +276,7 @@ def _fragment(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
     xs, ys = x + cell * np.arange(len(registers)), TOP + 14 + high * np.arange(len(lanes))
     canvas.text(x, TOP + 9, "lane ↓  element →", size=10, opacity=QUIET)
     index = np.tile(lane_colours(lanes)[:, None], (1, len(registers)))
-    canvas.cells(Boxes(xs, ys, cell, high), index, LANES, opacity=0.7, rules=False)
+    canvas.cells(BoxGrid(xs, ys, cell, high), index, LANES, opacity=0.7, rules=False)
     canvas.path("".join(f"M{v:.1f} {ys[0]:.1f}V{ys[-1] + high:.1f}" for v in xs[1:]), stroke=PAPER, stroke_width=1.0)
     y = float(ys[path.lane - lanes[0]])
     canvas.rect(x, y, PANEL, high, fill=ACCENT, opacity=0.22)

@@ -14,7 +14,7 @@ from .pen.axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_ro
 from .pen.legend import keys
 from .pen.palette import BANKS, INK, bank_colours, order_colours
 from .pen.picture import Picture
-from .pen.svg import HATCH, Boxes, Canvas
+from .pen.svg import HATCH, BoxGrid, Canvas
 from .pen.text import text_width
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def draw_rows(canvas: Canvas, image: Image, rows: Int64, x: float, y: float) -> 
     xs, ys = left + wide * np.arange(image.columns), y + CARD_ROW * np.arange(len(rows))
     colour = order_colours(np.maximum(vector, 0) * image.slot_bytes // 16)
     index = np.where(row >= 0, colour, np.where(row == UNTOUCHED, -1, -2))
-    boxes = Boxes(xs, ys, wide, CARD_ROW)
+    boxes = BoxGrid(xs, ys, wide, CARD_ROW)
     canvas.cells(boxes, index, BANKS)
     places = zip(*(field.ravel().tolist() for field in (image.address(rows), row, vector)), strict=True)
     words = [f"byte {a}, bank {a // 4 % image.banks}\n{_what(r, v, image.slot_bytes)}" for a, r, v in places]
@@ -173,7 +173,7 @@ def _draw(
     }[colour]()
     index = np.where(row < 0, row, index)
     index = np.where(row <= OUTSIDE, -2, index)
-    boxes = Boxes(columns.edge, rows.edge, columns.cell, rows.cell)
+    boxes = BoxGrid(columns.edge, rows.edge, columns.cell, rows.cell)
     canvas.cells(boxes, index, BANKS)
     canvas.cells(boxes, np.where(row == ZEROS, 0, -2), [INK], opacity=0.07)
     _rules(canvas, columns, rows, rules, image)

@@ -11,7 +11,7 @@ from .pen.axis import QUIET, axis, label_columns, label_rows, mark_gaps
 from .pen.legend import bank_legend
 from .pen.palette import ACCENT, BANKS, INK, PAPER, bank_colours
 from .pen.picture import Picture
-from .pen.svg import Boxes, Canvas
+from .pen.svg import BoxGrid, Canvas
 from .pen.text import number
 
 GUTTER = 34.0
@@ -70,7 +70,7 @@ def draw_swizzle(
         label_rows(canvas, rows, left + GUTTER - 7)
         canvas.text(left, 28, f"row ↓  {_piece(piece)} of the row →", size=10, opacity=QUIET)
         index = bank_colours(address // 4 % banks, banks)
-        boxes = Boxes(columns.edge, rows.edge, cell, height)
+        boxes = BoxGrid(columns.edge, rows.edge, cell, height)
         canvas.cells(boxes, index, BANKS)
         texts = [_place(a, b, row_bytes, piece) for a, b in zip(address.flat, before.flat, strict=True)]
         if height >= 16 and cell >= 6.1 * max(map(len, texts)) + 3:

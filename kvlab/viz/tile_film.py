@@ -14,7 +14,7 @@ from kvlab.hardware import get_arch
 from .pen.axis import QUIET, WIDTH
 from .pen.palette import BANKS, INK
 from .pen.picture import Picture
-from .pen.svg import Boxes, Canvas
+from .pen.svg import BoxGrid, Canvas
 from .pen.text import wrap
 
 PANEL, HEIGHT, APART, TOP = 146.0, 176.0, 30.5, 46.0
@@ -155,7 +155,7 @@ def _grid(
     ys = y + height / rows.shape[0] * np.arange(rows.shape[0])
     cell = width / rows.shape[1], height / rows.shape[0]
     index = np.where(rows >= 0, 4 * (np.maximum(rows, 0) // s.keys_of_a_colour % 8) + np.where(rows == s.key, 0, 2), -1)
-    canvas.cells(Boxes(xs, ys, *cell), index, BANKS, rules=cell[1] >= 8, **how)
+    canvas.cells(BoxGrid(xs, ys, *cell), index, BANKS, rules=cell[1] >= 8, **how)
     return xs, ys, *cell
 
 

@@ -12,7 +12,7 @@ from .model.tma_copy import Box, TmaCopy
 from .pen.axis import QUIET, WIDTH
 from .pen.palette import ACCENT, BANKS, INK, PAPER, order_colours
 from .pen.picture import Picture
-from .pen.svg import HATCH, Boxes, Canvas
+from .pen.svg import HATCH, BoxGrid, Canvas
 from .pen.text import wrap
 from .shared_memory import draw_image
 
@@ -159,14 +159,14 @@ def _box(canvas: Canvas, copy: TmaCopy, view: _View, box: Box) -> None:
     colour = order_colours(box.vector + vectors)
     if some.size and step == 1:
         one = np.where(there.any(axis=0), colour, -2)[None]
-        canvas.cells(Boxes(xs, ys[some[:1]], px, view.scale[0] * (some[-1] - some[0] + 1)), one, BANKS, rules=False)
+        canvas.cells(BoxGrid(xs, ys[some[:1]], px, view.scale[0] * (some[-1] - some[0] + 1)), one, BANKS, rules=False)
     elif some.size:
-        canvas.cells(Boxes(xs, ys[some], px, view.scale[0]), np.where(there[some], colour, -2), BANKS, rules=False)
+        canvas.cells(BoxGrid(xs, ys[some], px, view.scale[0]), np.where(there[some], colour, -2), BANKS, rules=False)
     if there.size * len(copy.boxes) <= 4096:
         words = "row %d: row %d of the tile, vector %d%s"
         told = np.where(there, "", ", zeros: outside the tensor")
         of_tile = box.row[which][:, None]
-        canvas.hover(Boxes(xs, ys, px, view.scale[0]), words, row + step * np.arange(rows)[:, None], of_tile,
+        canvas.hover(BoxGrid(xs, ys, px, view.scale[0]), words, row + step * np.arange(rows)[:, None], of_tile,
                      box.vector + vectors, told)
     canvas.rect(x, y, wide, high, stroke=ACCENT, stroke_width=2.0 if high > 8 else 1.2 if high > 4 else 0.4)
 

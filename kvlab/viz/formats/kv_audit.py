@@ -10,7 +10,7 @@ from ..pen.axis import QUIET
 from ..pen.legend import keys
 from ..pen.palette import ALARM, LANES
 from ..pen.picture import Picture
-from ..pen.svg import HATCH, Boxes, Canvas
+from ..pen.svg import HATCH, BoxGrid, Canvas
 from ..pen.text import wrap
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def draw_audit(found: Audit, *, title: str | None = None, caption: str | None = 
             colour[row[0], flaw.index["slot"]] = FLAWED
             told[row[0], flaw.index["slot"]] = str(flaw)
     xs, ys = LEFT + CELL * np.arange(width), TOP + ROW * np.arange(shown.size)
-    boxes = Boxes(xs, ys, CELL, ROW)
+    boxes = BoxGrid(xs, ys, CELL, ROW)
     canvas.cells(boxes, colour, list(COLOURS))
     canvas.hover(boxes, "page %s, slot %s: %s", shown[:, None], np.arange(width), told)
     canvas.text(LEFT, TOP - 8, f"slots of a page, {width} of {slots} →", size=10, opacity=QUIET)

@@ -12,7 +12,7 @@ from ..pen.axis import QUIET
 from ..pen.legend import keys
 from ..pen.palette import BANKS
 from ..pen.picture import Picture
-from ..pen.svg import HATCH, Boxes, Canvas
+from ..pen.svg import HATCH, BoxGrid, Canvas
 
 if TYPE_CHECKING:
     from kvlab.formats import Agreement, Format
@@ -141,7 +141,7 @@ def _cells(canvas: Canvas, layout: Format, place: Span, mark: int | None) -> Non
     colour[at.size :] = -2
     xs, ys = LEFT + CELL * np.arange(min(COLUMNS, at.size)), TOP + ROW * np.arange(lines)
     shape, wide = (lines, COLUMNS), xs.size
-    boxes = Boxes(xs, ys, CELL, ROW)
+    boxes = BoxGrid(xs, ys, CELL, ROW)
     canvas.cells(boxes, colour.reshape(shape)[:, :wide], list(BANKS))
     canvas.hover(boxes, "byte %s: %s", grid.reshape(shape)[:, :wide], told.reshape(shape)[:, :wide])
     for y, byte in zip(ys.tolist(), grid.reshape(shape)[:, 0].tolist(), strict=True):

@@ -11,7 +11,7 @@ from ..pen.axis import QUIET, WIDTH, Axis, axis_of, label_rows, mark_gaps
 from ..pen.legend import keys
 from ..pen.palette import BANKS, LANES
 from ..pen.picture import Picture
-from ..pen.svg import HATCH, Boxes, Canvas
+from ..pen.svg import HATCH, BoxGrid, Canvas
 from ..pen.text import text_width
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _numbers(
     """Cells with their numbers, hued by group."""
     colours = [BANKS[4 * g + 2] for g in range(8)] if strong else list(LANES)
     index = np.where(empty[rows.index][:, None], -1, group % 8 + 0 * rows.index[:, None])
-    boxes = Boxes(columns.edge, rows.edge, columns.cell, ROW)
+    boxes = BoxGrid(columns.edge, rows.edge, columns.cell, ROW)
     canvas.cells(boxes, index, colours)
     shown = numbers[np.ix_(rows.index, columns.index)]
     texts = np.array([[f"{x:.3g}" for x in line] for line in shown.tolist()], object)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .axis import GAP, WIDTH, Axis, axis_of, some
 from .palette import LANES, lane_colours
-from .svg import Boxes, Canvas
+from .svg import BoxGrid, Canvas
 from .text import text_width
 
 
@@ -47,7 +47,7 @@ def draw_fragment(
     words    a %-format of row, column, lane, register and the ``values`` [shown rows, shown columns]"""
     number = _boxes(part, rows, columns)
     colour = lane_colours(part.lane)
-    boxes, dim = Boxes(columns.edge, rows.edge, columns.cell, rows.cell), lane is not None
+    boxes, dim = BoxGrid(columns.edge, rows.edge, columns.cell, rows.cell), lane is not None
     canvas.cells(boxes, colour, LANES, opacity=0.25 if dim else None, rules=False)
     if dim:
         mine = np.where(part.lane == lane, colour, -2)

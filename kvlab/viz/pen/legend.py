@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .axis import LABEL, QUIET
 from .palette import BANKS, INK
-from .svg import HATCH, Boxes, Canvas
+from .svg import HATCH, BoxGrid, Canvas
 from .text import text_width
 
 BANKS_WIDTH, KEYS_WIDTH = 352.0, 852.0
@@ -17,7 +17,7 @@ def bank_legend(canvas: Canvas, x: float, y: float, name: str = "bank") -> float
     canvas.text(x, y + 10, name, size=LABEL, opacity=QUIET)
     left = x + text_width(name, LABEL) + 10
     cell = BANKS_WIDTH / 32
-    canvas.cells(Boxes([left + cell * i for i in range(32)], [y], cell, 12), [list(range(32))], BANKS, rules=False)
+    canvas.cells(BoxGrid([left + cell * i for i in range(32)], [y], cell, 12), [list(range(32))], BANKS, rules=False)
     for i in range(0, 32, 4):
         canvas.text(left + cell * i, y + 24, str(i), size=LABEL, opacity=QUIET)
     canvas.text(left + BANKS_WIDTH, y + 24, "31", size=LABEL, anchor="end", opacity=QUIET)

@@ -22,7 +22,7 @@ HATCH = "url(#@hatch)"
 """The fill of what is empty, untouched or poisoned."""
 
 
-class Boxes(NamedTuple):
+class BoxGrid(NamedTuple):
     """A grid of equal rectangles: left edges ``xs`` [columns], top edges ``ys`` [rows], with gaps or without."""
 
     xs: npt.ArrayLike
@@ -140,7 +140,7 @@ class Canvas:
         self.extend(x + width * {"start": 1.0, "middle": 0.5, "end": 0.0}[anchor], y + 0.25 * size)
 
     def cells(
-        self, boxes: Boxes, index: npt.ArrayLike, colours: Sequence[str], *, opacity: float | None = None,
+        self, boxes: BoxGrid, index: npt.ArrayLike, colours: Sequence[str], *, opacity: float | None = None,
         rules: bool = True,
     ) -> None:
         """A grid of filled cells: one path for a colour, runs of equal neighbours merged.
@@ -171,7 +171,7 @@ class Canvas:
             self._rules(boxes)
         self.extend(float(left[-1]) + width, float(top[-1]) + height)
 
-    def _rules(self, boxes: Boxes) -> None:
+    def _rules(self, boxes: BoxGrid) -> None:
         (left, top), (width, height) = boxes.edges(), boxes[2:]
         x0, x1 = number(left[0]), number(left[-1] + width)
         y0, y1 = number(top[0]), number(top[-1] + height)
@@ -180,7 +180,7 @@ class Canvas:
         self.path("".join(lines), stroke=PAPER, stroke_width=1.0 if width >= 10 else 0.5)
 
     def borders(
-        self, boxes: Boxes, key: npt.ArrayLike, *, stroke: str = "#000000", stroke_width: float = 2.4,
+        self, boxes: BoxGrid, key: npt.ArrayLike, *, stroke: str = "#000000", stroke_width: float = 2.4,
         opacity: float | None = None,
     ) -> None:
         """Lines around every region of cells with equal ``key`` [rows, columns]; black, as cells are pale."""
@@ -202,7 +202,7 @@ class Canvas:
                     lines.append(draw % tuple(number(v) for v in place))
         self.path("".join(lines), stroke=stroke, stroke_width=stroke_width, opacity=opacity)
 
-    def outlines(self, boxes: Boxes, key: npt.ArrayLike, *, stroke_width: float = 2.4) -> None:
+    def outlines(self, boxes: BoxGrid, key: npt.ArrayLike, *, stroke_width: float = 2.4) -> None:
         """Borders in the page's ink, set off from cells of any colour by a line of its paper."""
         for stroke, wide in ((PAPER, stroke_width + 2.2), (INK, stroke_width)):
             self.borders(boxes, key, stroke=stroke, stroke_width=wide)
@@ -227,7 +227,7 @@ class Canvas:
             )
             self._parts.append(f"<g{common}>{''.join(parts)}</g>")
 
-    def hover(self, boxes: Boxes, words: str, *values: npt.ArrayLike) -> None:
+    def hover(self, boxes: BoxGrid, words: str, *values: npt.ArrayLike) -> None:
         """An invisible rectangle with a title over every cell of a grid.
 
         words, values    a %-format and its arguments, each broadcast to [rows, columns]

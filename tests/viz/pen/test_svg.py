@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvlab.viz.pen.palette import BANKS
-from kvlab.viz.pen.svg import Boxes, Canvas
+from kvlab.viz.pen.svg import BoxGrid, Canvas
 from kvlab.viz.pen.text import number, text_width, wrap
 
 
@@ -30,7 +30,7 @@ def test_merged_runs_cover_their_cells() -> None:
     index = rng.integers(-2, 3, (20, 30))
     canvas = Canvas()
     xs = 7 * np.arange(30) + np.where(np.arange(30) >= 12, 11, 0)  # a fold's gap must not be filled
-    canvas.cells(Boxes(xs, 5 * np.arange(20), 7, 5), index, BANKS)
+    canvas.cells(BoxGrid(xs, 5 * np.arange(20), 7, 5), index, BANKS)
     covered = areas(canvas.picture("t", "c").body)
     for key in (0, 1, 2):
         assert covered[BANKS[key]] == 35 * (index == key).sum()
@@ -40,7 +40,7 @@ def test_merged_runs_cover_their_cells() -> None:
 
 def test_equal_neighbours_are_one_run() -> None:
     canvas = Canvas()
-    canvas.cells(Boxes([0, 5, 10, 15], [0], 5, 5), [[1, 1, 1, 1]], BANKS, rules=False)
+    canvas.cells(BoxGrid([0, 5, 10, 15], [0], 5, 5), [[1, 1, 1, 1]], BANKS, rules=False)
     assert canvas.picture("t", "c").body.count("M0 0h20v5h-20z") == 1
 
 
@@ -49,7 +49,7 @@ def test_strings_are_escaped() -> None:
     canvas.text(0, 0, "a < b & c")
     canvas.rect(0, 0, 1, 1, title="x > y")
     canvas.labels([0], [0], ["<"], [None])
-    canvas.hover(Boxes([0, 1], [0], 1, 1), "%d < %d\nbank %s", [1, 2], [3, 4], [["&", "b"]])
+    canvas.hover(BoxGrid([0, 1], [0], 1, 1), "%d < %d\nbank %s", [1, 2], [3, 4], [["&", "b"]])
     picture = canvas.picture('<"title">', 'caption & "quotes".')
     assert "a &lt; b &amp; c" in picture.svg
     assert "<title>1 &lt; 3\nbank" in picture.svg
@@ -83,12 +83,12 @@ def test_small_text_is_refused() -> None:
 
 def test_wrong_index_is_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(1, 2\) does not fit 1 rows and 3 columns"):
-        Canvas().cells(Boxes([0, 1, 2], [0], 1, 1), [[0, 0]], BANKS)
+        Canvas().cells(BoxGrid([0, 1, 2], [0], 1, 1), [[0, 0]], BANKS)
 
 
 def test_hover_accepts_any_text_of_the_caller() -> None:
     canvas = Canvas()
-    canvas.hover(Boxes([0], [0], 1, 1), "%s", [["50 % & <more>"]])
+    canvas.hover(BoxGrid([0], [0], 1, 1), "%s", [["50 % & <more>"]])
     assert "50 % &amp; &lt;more&gt;" in canvas.picture("t", "c").body
 
 

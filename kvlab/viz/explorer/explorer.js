@@ -381,7 +381,7 @@ SCENES.pages = {
     const {token, column, page, slot, terms, byte} = byteOf(data, state), X = 110, ground = [], marks = [], W = 46, H = 24, Y = 86;
     const sequences = around(state.sequence, data.lengths.length, 6), columns = around(column, data.table[0].length, 16), owner = new Map();
     data.lengths.forEach((length, s) => { for (let c = 0; c * data.page_size < length; c++) owner.set(data.table[s][c], [s, c]); });
-    ground.push(text(X, Y - 26, "lookup table: logical page →, in each the page of the pool", quiet));
+    ground.push(text(X, Y - 26, "page table: logical page →, in each the page of the pool", quiet));
     columns.forEach((c, i) => ground.push(text(X + (i + 0.5) * W, Y - 8, c, {...middle, ...quiet})));
     let from, to;
     sequences.forEach((s, row) => {

@@ -74,7 +74,7 @@ def facts() -> dict[str, Any]:
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
     )
     return {
-        "card": torch.cuda.get_device_name(), "driver": driver.stdout.split("\n")[0].strip(), "date": time.strftime("%Y-%m-%d"),
+        "card": torch.cuda.get_device_name(), "driver": driver.stdout.split("\n")[0], "date": time.strftime("%Y-%m-%d"),
         "versions": {
             "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
             "numpy": np.__version__,

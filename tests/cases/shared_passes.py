@@ -16,7 +16,6 @@ from kvlab.simt.record import Trace
 from kvlab.xray.accesses import passes_of
 from kvlab.xray.edges import GATHERS, product_wavefronts
 
-ANY: frozenset[Any] = frozenset(["any"])
 MATRICES = ("ldmatrix", "stmatrix")
 Passes = Counter[tuple[str, float, float]]
 Moved = Counter[tuple[str, frozenset[Any]]]
@@ -92,24 +91,27 @@ def copies() -> Iterator[Copies]:
         yield made
 
 
-def predicted_copies(found: Any) -> tuple[Moved, set[bytes]]:
+def predicted_copies(found: Any) -> tuple[Moved, set[bytes], Counter[str]]:
     """(cp.async, wavefronts and the fewest of its warps) and (TMA, sectors of a box) of each access of an X-ray, none
-    for a copy that its first trip does not make, ``ANY`` for one whose source's places come from memory, a word a lane:
-    the X-ray says so, and takes them for those of one page; lanes that are active together in a warp's cp.async."""
+    for a copy that its first trip does not make; lanes that are active together in a warp's cp.async; and how many of
+    each name have words, or take more passes than the fewest, from places that come from memory: the X-ray says so, and
+    takes them for those of one page; those of several have others."""
     moved: Moved = Counter()
     lanes: set[bytes] = set()
+    gathers: Counter[str] = Counter()
     for edge in found.edges:
         for access in edge.accesses:
             if edge.kind == "tma":
                 moved["TMA", frozenset([edge.sectors / len(edge.accesses)])] += 1
             elif edge.kind == "copy":
                 active = access.active.any(axis=1)
-                both = zip(*(part[0, active].tolist() for part in passes_of([access], found.target)), strict=True)
-                gathers = "source data" in access.notes and ".ca." in access.instruction and active.any()
-                assert not gathers or GATHERS in edge.why
-                moved[access.instruction, ANY if gathers else frozenset(both)] += 1
+                taken, least = (part[0, active] for part in passes_of([access], found.target))
+                moved[access.instruction, frozenset(zip(taken.tolist(), least.tolist(), strict=True))] += 1
+                if "source data" in access.notes and ((taken > least).any() or ".ca." in access.instruction):
+                    assert GATHERS in edge.why
+                    gathers[access.instruction] += 1
                 lanes |= {row.tobytes() for row in access.active[active]}
-    return moved, lanes
+    return moved, lanes, gathers
 
 
 def counted_copies(made: Copies, lanes: set[bytes]) -> Moved:
@@ -127,17 +129,15 @@ def agree(found: Any, made: Copies, run: Any) -> None:
     not make, and those that no warp of the run makes with the same lanes, as of a loop that always has fewer trips than
     stages.
     """
-    moved, lanes = predicted_copies(found)
+    moved, lanes, gathers = predicted_copies(found)
     ran = counted_copies(made, lanes)
     idle = sum(many for (_, passes), many in moved.items() if not passes)
-    gathered = Counter({name: many for (name, passes), many in moved.items() if passes is ANY})
-    known = Counter({key: many for key, many in moved.items() if key[1] and key[1] is not ANY})
+    known = Counter({key: many for key, many in moved.items() if key[1]})
     unmade = Counter(name for name, _ in copies_of(run)) - Counter(name for name, _ in made.lanes)
     unmade += _by_name(Counter({key: many for key, many in ran.items() if not key[1]}))
     missing, left = _by_name(known - ran), _by_name(ran - known)
-    assert not missing - unmade
-    assert not gathered - left
-    assert (left - gathered - missing).total() <= idle
+    assert not missing - unmade - gathers
+    assert (left - missing).total() <= idle
 
 
 def copies_of(run: Any) -> list[tuple[str, int]]:

@@ -165,6 +165,17 @@ def attend(case: Prefill) -> Make:
     return make
 
 
+def queries_of_v(case: Prefill, D: int) -> Make:
+    """A step whose V is the columns of K behind ``D``."""
+    def make(target: str) -> Any:
+        x = case.build()
+        x.v = x.k[..., D:]
+        _, (q, k, v, *rest), _ = x.arguments()
+        arrays = np.ascontiguousarray(q[..., :D]), k[..., :D], v, *rest
+        return launch_of(planned(attention.attend_paged, *arrays, target=target, qv=q[..., D:]))
+    return make
+
+
 def latent(case: Latent, **more: Any) -> Make:
     def make(target: str) -> Any:
         x = case.build()
@@ -281,6 +292,16 @@ ROWS: dict[str, Row] = {
     "prefill, wide": Row(prefill(Prefill(((70, 300),), D=192, DV=128)), PREFILL, slow=True),
     "prefill of e4m3": Row(prefill(paged(*PAIR, D=128, dtype="fp8", scales="head")), PREFILL, HOPPER, slow=True),
     "prefill over e4m3": Row(prefill(paged(*PAIR, D=128, kv="fp8", scales="token")), PREFILL, HOPPER, slow=True),
+    "prefill of Hopper": Row(
+        prefill(Prefill(((300, 300),), heads=(2, 1), D=128), **BY_HOPPER), HOPPERS["mha_prefill"], HOPPER, slow=True),
+    "prefill of Hopper, 80 columns": Row(
+        prefill(Prefill(((300, 300),), heads=(2, 1), D=80), **BY_HOPPER), HOPPERS["mha_prefill"], HOPPER, slow=True),
+    "prefill of Hopper over pages, capped": Row(
+        prefill(paged((400, 500), (3, 90), heads=(4, 2), D=128, page=16, softcap=20.0), **BY_HOPPER),
+        HOPPERS["mha_prefill"], HOPPER, slow=True),
+    "prefill of Hopper over e4m3": Row(
+        prefill(paged((150, 300), (3, 90), heads=(6, 2), D=128, page=16, kv="fp8", scales="head"), **BY_HOPPER),
+        HOPPERS["mha_prefill"], HOPPER, slow=True),
     "prefill of Hopper, e4m3": Row(
         prefill(Prefill(((300, 300),), heads=(2, 1), D=128, dtype="fp8", scales="head"), **BY_HOPPER),
         HOPPERS["mha_prefill"], HOPPER, slow=True),
@@ -298,6 +319,9 @@ ROWS: dict[str, Row] = {
         HOPPER, slow=True),
     "MLA decode over a list": Row(
         latent(Latent((300, 3, 65), H=16, columns=FULL), balanced=True), LATENT_WALK, slow=True),
+    "sparse MLA of Hopper, rows of 656 bytes": Row(
+        slots(Latent((90, 70, 40), H=5, row="scaled", columns=FULL, page=5, splits=1), 150, **BY_HOPPER),
+        HOPPERS["mla_decode"], HOPPER, slow=True),
     "MLA prefill": Row(expanded(Expanded(PAIR)), EXPANDED, slow=True),
     "MLA prefill of float16 over e4m3": Row(
         expanded(Expanded(PAIR, dtype="fp16", kv="fp8", scales="head", row="")), EXPANDED, HOPPER, slow=True),
@@ -311,6 +335,8 @@ ROWS: dict[str, Row] = {
                               slow=True),
     "a step with features": Row(
         attend(paged(*STEP, heads=(8, 2), softcap=2.0, sinks=True, window=300)), WALK, slow=True),
+    "a step with queries of V": Row(
+        queries_of_v(paged((1, 300), (3, 90), heads=(16, 1), D=576, DV=512), 64), WALK, HOPPER, slow=True),
     "a step over NVFP4": Row(four_bits("e2m1", listed=True), WALK, slow=True),
     "decode of Hopper over a list": Row(
         decode(Decode((300, 3, 65), heads=(8, 2), D=128), balanced=True, **BY_HOPPER),

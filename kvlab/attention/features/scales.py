@@ -216,7 +216,8 @@ def check_block_scales(k: Any, v: Any, k_block_scale: Any, v_block_scale: Any) -
     if not _of_both(given):
         return
     for (name, scale), (of, array) in zip(given.items(), (("k", k), ("v", v)), strict=True):
-        require(is_four_bits(array), f"{name} with {of} of dtype {array.dtype}", "left out: of uint8, two e2m1 a byte")
+        what = f"{name} with {of} of dtype {dtype_of(array, of)}"
+        require(is_four_bits(array), what, "left out: of uint8, two e2m1 a byte")
         check_array(name, scale)
         same_place(**{name: scale, of: array})
         require(is_fp8(scale), f"{name} has dtype {scale.dtype}", "float8_e4m3fn")
@@ -322,9 +323,9 @@ def resolve_scale(
     """
     if scale is not None and not is_scaled(of) and name != "q_scale":
         array = is_torch(scale) or isinstance(scale, np.ndarray)
-        given = f"{name} of shape {tuple(scale.shape)}" if array else f"{name} is {shown(scale)}"
         one = not array and finite_number(scale, name, "1, or left out") == 1
-        own = f"{given} with {name.partition('_')[0]} of dtype {of.dtype}"
+        owner = name.partition("_")[0]
+        own = f"{name} is {'an array' if array else shown(scale)} with {owner} of dtype {dtype_of(of, owner)}"
         require(one, own, "left out, or 1: scales are of float8_e4m3fn and of 4 bits")
     elif scale is not None and is_scaled(of):
         if not (is_torch(scale) or isinstance(scale, np.ndarray)):

@@ -146,7 +146,7 @@ class HopperPrefillCTA(PartitionedCTA):
         self.meet(me)
         self.traffic.move("SMEM->SMEM", wide.nbytes)
 
-    def fill(self, me: Warps, role: str, i: int, values: Array) -> None:
+    def gather_rows(self, me: Warps, role: str, i: int, values: Array) -> None:
         """``values`` to a tile, four rows a warp in turn, for the tensor cores."""
         place = self.places.tiles[role][i]
         self.hazards.write(self.places.shared(place, me, 4), f"{role} write", i)

@@ -474,7 +474,7 @@ def gather_rows(
     r, d = row + np.arange(C.BM)[:, None], np.arange(C.D)
     is_there = (r < num_q * C.PACK) & (d < q_array.shape[3])
     values = load(q_array, (0, q_first + r // C.PACK, head + r % C.PACK, d), mask=is_there, other=0.0)
-    cta.fill(me, "q", u, values)
+    cta.gather_rows(me, "q", u, values)
 
 
 def store_unit(
@@ -588,7 +588,7 @@ def launch(
 
 
 def boxes_of(arrays: dict[str, tuple[Array, tuple[int, int]]], C: HopperPrefillConstants) -> dict[str, TmaDescriptor]:
-    """What TMA copies, by the role of its buffers: arrays, and the rows of their boxes."""
+    """Descriptors of what TMA copies, by the role of its buffers. arrays : each with the rows of its boxes."""
     roles = loaded_roles(C)
     arrays = {name: a for name, a in arrays.items() if not (C.ODD and name in "qo")}
     return {

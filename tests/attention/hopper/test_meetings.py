@@ -52,10 +52,11 @@ def test_a_wait_or_an_arrival_of_one_twin_alone_is_found(op: str, side: str) -> 
 
 def methods(op: str, file: str) -> Iterator[tuple[str, list[str]]]:
     """What each function of a file does in a role's stead: its waits, arrivals and fences, without the headers around
-    them and the bytes that it expects. The compiler has warps meet behind a wait for stores.
+    them and the bytes that it expects. The compiler has warps meet behind a wait for stores; waits for products are
+    the shared CTA's.
     """
     for node in ast.walk(ast.parse(sources_of(op, (file, file))["kernel"])):
-        if isinstance(node, ast.FunctionDef) and node.name not in ("__init__", "wait_store"):
+        if isinstance(node, ast.FunctionDef) and node.name not in ("__init__", "wait_store", "wait_mma"):
             texts = [m.text.rpartition(": ")[2] for statement in node.body for m in meetings_of(statement)]
             pairs = zip(["", *texts], texts, strict=False)
             if found := [

@@ -30,10 +30,13 @@ from kvlab.memory import bfloat16, float8_e4m3fn
 
 ROOT = Path(__file__).parents[3]
 RECORDS = ROOT / "tests" / "data" / "hardware"
-SINCE = {"ROWS": "16", "DEPTH": "128", "PACK": "1", "TOGETHER": "0", "OVERHEAD": "0", "WORDS": "8"}
+SINCE = {"ROWS": "16", "DEPTH": "128", "PACK": "1", "TOGETHER": "0", "OVERHEAD": "0", "WORDS": "8",
+         "NR": "2", "LISTED": "128", "REST": "0"}
 """Numbers that were no field of a configuration when the record was made: those that all kernels then had."""
 NO_OTHER_COLUMNS = {"decode": "0", "prefill": "128"}
 """The same of COLUMNS: decode's are those of a row where there is no number, prefill's the head's."""
+RENAMED = {"TRANSPOSER": "CHANGER"}
+"""Fields that had another name then. STORED is what ITEM is: K and V had q's dtype."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,8 @@ def recorded() -> Any:
 
 def numbers_of(config: str) -> dict[str, str]:
     """The numbers of a configuration's repr by name, whatever its classes are called."""
-    return dict(re.findall(r"(\w+)=(\([^()]*\)|[^(),]+)(?=[,)])", config))
+    found = re.findall(r"(\w+)=(\([^()]*\)|[^(),]+)(?=[,)])", config)
+    return {RENAMED.get(name, name): number for name, number in found}
 
 
 @pytest.mark.parametrize("call", chip_bits.CALLS, ids=str)
@@ -53,7 +57,7 @@ def test_every_bit_of_out_and_lse_is_the_chips(call: Any, recorded: Any) -> None
     about = json.loads(str(recorded["about"]))
     assert about["inputs"][str(call)] == call.digest()
     was, now = (numbers_of(one) for one in (about["configs"][str(call)], repr(call.launched()[2]["config"])))
-    since = SINCE | {"COLUMNS": NO_OTHER_COLUMNS[str(call).partition("-")[0]]}
+    since = SINCE | {"COLUMNS": NO_OTHER_COLUMNS[str(call).partition("-")[0]], "STORED": now.get("ITEM")}
     features = was.keys() ^ now.keys()
     assert all((was | now)[name] == since.get(name, "False") for name in features), "of features, which none has"
     assert all(was[name] == now[name] for name in was.keys() & now.keys())

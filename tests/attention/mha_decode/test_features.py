@@ -163,7 +163,7 @@ def test_scales_of_an_unquantised_cache_are_refused() -> None:
     scale = INPUT["scale-ignored-for-bf16-cache"]["k_scale"]
     arrays = FeatureCase(D=128).build().arrays
     for asked in (scale, np.float32([scale]), to_torch(np.float32([1.0]))):
-        with pytest.raises(ValueError, match=r"k_scale (is|of shape) .* with k of dtype bfloat16: must be left out"):
+        with pytest.raises(ValueError, match=r"k_scale is .* with k of dtype bfloat16: must be left out"):
             mha_decode_paged(*arrays, k_scale=asked)
     assert bits(mha_decode_paged(*arrays, k_scale=1)) == bits(mha_decode_paged(*arrays))
     arrays = FeatureCase(D=128, kv=FP8).build().arrays

@@ -290,7 +290,7 @@ def test_bad_input() -> None:
         with pytest.raises(ValueError, match=words):
             changed(int4, by, **more)
     plain = [np.ones((*cache.shape[:-1], 128), bfloat16).swapaxes(1, 2) for cache in (k, v)]
-    with pytest.raises(ValueError, match=r"k_scale of shape \(11, 16, 2\) with k of dtype bfloat16: must be left out"):
+    with pytest.raises(ValueError, match="k_scale is an array with k of dtype bfloat16: must be left out"):
         mha_decode_paged(q, *plain, *arrays[3:], kv_layout="HND", k_scale=np.ones((11, 16, 2), np.float32))
     with pytest.raises(ValueError, match="k_cache has dtype uint8"):
         mha_decode_streaming_paged(*arrays)

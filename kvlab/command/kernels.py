@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from kvlab.command.answers import Answer, check_output
 from kvlab.command.calls import function_in, imported, literals
+from kvlab.triton_support.compile import jit_function
 from kvlab.viz.pen.host import document
 from kvlab.xray import XRay, diff, xray
 
@@ -18,10 +19,8 @@ from kvlab.xray import XRay, diff, xray
 def _made(address: str, values: dict[str, Any], target: str) -> XRay:
     """The X-ray of ``FILE.py:kernel``; values that are none of its parameters are the compiler's, as at a launch.
     ValueError where it is not found or does not compile."""
-    kernel = fn = imported(function_in(address))
-    while not hasattr(fn, "arg_names") and hasattr(fn, "fn"):  # heuristics
-        fn = fn.fn
-    own = getattr(fn, "arg_names", ())
+    kernel = imported(function_in(address))
+    own = getattr(jit_function(kernel), "arg_names", ())
     options = {name: value for name, value in values.items() if name not in own}
     try:
         return xray(kernel, {name: value for name, value in values.items() if name in own}, target, **options)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.common.arrays import on_gpu, to_numpy
-from kvlab.common.checks import shown
+from kvlab.common.checks import require, shown
 from kvlab.common.torch_here import is_torch
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import ARITHMETICS
@@ -51,13 +51,12 @@ def run(
     instructions that the machine does not have :class:`UnknownInstruction`, before anything runs. Torch and Triton must
     be there. ValueError for other targets and arguments.
     """
-    from kvlab.triton_support.compile import compile_kernel, options_of, signature_of
+    from kvlab.triton_support.compile import compile_kernel, jit_function, options_of, signature_of
 
     _check(target, arithmetic)
-    while not hasattr(kernel, "arg_names") or not hasattr(kernel, "params"):  # autotuned, heuristics
-        if not hasattr(kernel, "fn"):
-            raise ValueError(f"kernel is {shown(kernel)}: must be a @triton.jit or @gluon.jit function")
-        kernel = kernel.fn
+    fn = jit_function(kernel)
+    require(fn is not None, f"kernel is {shown(kernel)}", "a @triton.jit or @gluon.jit function")
+    kernel = fn
     options = {name: named.pop(name) for name in options_of(target) if name in named and name not in kernel.arg_names}
     if len(args) > len(kernel.arg_names):
         raise ValueError(f"args are {len(args)}: {kernel.__name__} takes {len(kernel.arg_names)}")

@@ -150,6 +150,13 @@ class Compiled:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def jit_function(kernel: Any) -> Any:
+    """The ``@triton.jit`` or ``@gluon.jit`` function beneath autotuning and heuristics; None if ``kernel`` is none."""
+    while kernel is not None and not (hasattr(kernel, "arg_names") and hasattr(kernel, "params")):
+        kernel = getattr(kernel, "fn", None)
+    return kernel
+
+
 @functools.cache
 def options_of(target: str) -> list[str]:
     """Names of the compiler's options for a target, one of :data:`TARGETS`: ``num_warps``, ``maxnreg``, ..."""

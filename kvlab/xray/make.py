@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvlab.common.checks import count, is_integer, require, shown
-from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
+from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, jit_function, signature_of
 from kvlab.xray.accesses import accesses, argument_values
 from kvlab.xray.edges import allocations, edges
 from kvlab.xray.llir import IrFunction, LaneValues, functions
@@ -60,11 +60,8 @@ def xray(
         require(num_warps is None or warps, f"num_warps is {shown(num_warps)}", "a power of two from 1 to 32")
         if num_stages is not None:
             count("num_stages", num_stages)
-        fn = kernel
-        while not hasattr(fn, "arg_names") or not hasattr(fn, "params"):
-            if not hasattr(fn, "fn"):
-                raise ValueError(f"kernel is {kernel!r}: must be a @triton.jit or @gluon.jit function, or a Compiled")
-            fn = fn.fn
+        fn = jit_function(kernel)
+        require(fn is not None, f"kernel is {kernel!r}", "a @triton.jit or @gluon.jit function, or a Compiled")
         wanted, given = _wanted(fn, signature_or_args)
         remake = functools.partial(
             _again, kernel, signature_or_args, target=target, num_warps=num_warps, num_stages=num_stages, **options

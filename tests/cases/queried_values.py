@@ -1,4 +1,4 @@
-"""Caches of e4m3 beside a query of V, with the same values in q's dtype."""
+"""Queries of V over caches whose V is the last columns of K; caches of e4m3 with the same values in q's dtype."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ import numpy as np
 from prefill_cases import Inputs
 
 from kvlab.memory import float8_e4m3fn
+
+
+def queried(x: Inputs, D: int, device: str | None = None) -> tuple[tuple[Any, ...], Any]:
+    """(arrays with K and V apart, qv) of a case whose V is then the columns of K behind ``D``; torch tensors on
+    ``device`` if given.
+    """
+    x.v = x.k[..., D:]
+    _, (q, k, _, *rest), _ = x.arguments(device)
+    first = q[..., :D].contiguous() if device else np.ascontiguousarray(q[..., :D])
+    return (first, k[..., :D], k[..., D:], *rest), q[..., D:]
 
 
 def narrowed(

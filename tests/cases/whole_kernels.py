@@ -26,6 +26,7 @@ from mla_cases import FULL
 from mla_cases import Case as Latent
 from mla_prefill_cases import Case as Expanded
 from prefill_cases import Case as Prefill
+from queried_values import queried
 from shared_passes import Copies, copies
 from store_cases import Store
 from triton.runtime.jit import JITFunction, KernelInterface
@@ -168,11 +169,8 @@ def attend(case: Prefill) -> Make:
 def queries_of_v(case: Prefill, D: int) -> Make:
     """A step whose V is the columns of K behind ``D``."""
     def make(target: str) -> Any:
-        x = case.build()
-        x.v = x.k[..., D:]
-        _, (q, k, v, *rest), _ = x.arguments()
-        arrays = np.ascontiguousarray(q[..., :D]), k[..., :D], v, *rest
-        return launch_of(planned(attention.attend_paged, *arrays, target=target, qv=q[..., D:]))
+        arrays, qv = queried(case.build(), D)
+        return launch_of(planned(attention.attend_paged, *arrays, target=target, qv=qv))
     return make
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from hopper_chip import ON_HOPPER
-from prefill_cases import Case, Inputs
-from queried_values import narrowed
+from prefill_cases import Case
+from queried_values import narrowed, queried
 from workspaces import guarded, poison, whole
 from yardsticks import assert_accurate, nothing_waits
 
@@ -28,13 +28,6 @@ def lens_of(rnd: random.Random, most_new: int) -> tuple[tuple[int, int], ...]:
     return tuple((min(n, rnd.choice([0, 1, 1, 4, rnd.randint(0, most_new)])), n) for n in keys)
 
 
-def queried(x: Inputs, D: int) -> tuple[tuple[Any, ...], Any]:
-    """(arrays with K and V apart, qv) of a case whose V is then the last columns of K."""
-    x.v = x.k[..., D:]
-    _, (q, k, _, *rest), _ = x.arguments("cuda")
-    return (q[..., :D].contiguous(), k[..., :D], k[..., D:], *rest), q[..., D:]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_queries_of_v(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over NaN, nothing beside the results and the partial ones; with a plan the same bits; K and V have strides of
@@ -45,7 +38,7 @@ def test_queries_of_v(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads = rnd.choice([(16, 1), (8, 2), (6, 2)])
     x = Case(lens_of(rnd, 60), heads, D + DV, rnd.choice(["bf16", "fp16"]), "paged", rnd.choice([5, 16, 64]), DV=DV,
              window=rnd.choice([None, 100]), seed=seed).build()
-    arrays, qv = queried(x, D)
+    arrays, qv = queried(x, D, "cuda")
     options = {"window": x.case.window, "return_lse": True, "qv": qv}
     edges = guarded(monkeypatch)
     outs = [torch.full((*qv.shape[:2], DV), float("nan"), dtype=qv.dtype, device="cuda") for _ in range(2)]
@@ -72,10 +65,9 @@ def test_queries_of_v_of_e4m3(seed: int, scales: str) -> None:
     rnd = random.Random(seed)
     D, DV = [(64, 512), (64, 256), (48, 320)][seed]
     x = Case(((1, 900), (5, 3000), (0, 17), (40, 64), *lens_of(rnd, 20)), (16, 1), D + DV, form="paged", DV=DV).build()
-    x.v = x.k[..., D:]
-    _, (q, k, _, *rest), _ = x.arguments()
-    arrays, by = narrowed(x, (np.ascontiguousarray(q[..., :D]), k[..., :D], k[..., D:], *rest), D, scales)
-    (qs, ks, vs, table, lens, starts), qv = (to_torch(a).cuda() for a in arrays), to_torch(q[..., D:]).cuda()
+    wide, second = queried(x, D)
+    arrays, by = narrowed(x, wide, D, scales)
+    (qs, ks, vs, table, lens, starts), qv = (to_torch(a).cuda() for a in arrays), to_torch(second).cuda()
     options = {n: to_torch(b).cuda() if isinstance(b, np.ndarray) else b for n, b in by.items()}
     options |= {"return_lse": True, "qv": qv}
     step = plan(lens, (starts, len(qs)), q_heads=16, kv_heads=1, head_dim=D + DV, itemsize=1)
@@ -90,7 +82,7 @@ def test_decode_with_queries_of_v_in_a_graph() -> None:
     """Replayed with other lengths, none among them."""
     lens = (900, 3000, 70)
     x = Case(tuple((2, n) for n in lens), (16, 1), 576, form="paged", DV=512).build()
-    (q, k, v, table, keys, _), qv = queried(x, 64)
+    (q, k, v, table, keys, _), qv = queried(x, 64, "cuda")
     q, qv, out = q.view(3, 2, 16, 64), qv.reshape(3, 2, 16, 512), torch.empty((3, 2, 16, 512), dtype=q.dtype).cuda()
     step = lambda: mha_decode_paged(q, k, v, table, keys, qv=qv, out=out)  # noqa: E731
     step()

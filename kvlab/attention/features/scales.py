@@ -321,14 +321,14 @@ def resolve_scale(
     """The scale ``name`` of the array ``of`` with ``heads`` heads in ``batch`` sequences, or of each of ``tokens``;
     ``half``: it may be of float16.
     """
+    array = is_torch(scale) or isinstance(scale, np.ndarray)
     if scale is not None and not is_scaled(of) and name != "q_scale":
-        array = is_torch(scale) or isinstance(scale, np.ndarray)
         one = not array and finite_number(scale, name, "1, or left out") == 1
         owner = name.partition("_")[0]
         own = f"{name} is {'an array' if array else shown(scale)} with {owner} of dtype {dtype_of(of, owner)}"
         require(one, own, "left out, or 1: scales are of float8_e4m3fn and of 4 bits")
     elif scale is not None and is_scaled(of):
-        if not (is_torch(scale) or isinstance(scale, np.ndarray)):
+        if not array:
             return Scale(finite_number(scale, name, "a finite number that float32 holds, or an array"))
         check_array(name, scale)
         same_place(**{name: scale, name.partition("_")[0]: of})

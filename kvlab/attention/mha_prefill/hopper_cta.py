@@ -148,10 +148,7 @@ class HopperPrefillCTA(PartitionedCTA):
 
     def gather_rows(self, me: Warps, role: str, i: int, values: Array) -> None:
         """``values`` to a tile, four rows a warp in turn, for the tensor cores."""
-        place = self.places.tiles[role][i]
-        self.hazards.write(self.places.shared(place, me, 4), f"{role} write", i)
-        address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
-        self.smem.store(address, values.reshape(*address.shape, -1))
+        self.write(me, self.places.tiles[role][i], values, role, i, together=4)
         self.hazards.fence_async(me)
         self.meet(me)
         self.traffic.move("DRAM->SMEM", values.nbytes)

@@ -66,8 +66,7 @@ def mla_decode_paged(
                  other integer. block_table and seq_lens are not looked at then, and may be None: each token has a list
                  of its own, B (S) may be any number (a prefill, token by token), and mask, window, leftpad_k,
                  q_positions and alibi_slopes, which ask for positions, must be None. On Hopper rows of 512 + 64
-                 columns, of 16 bits or with scales, are gathered beside the products, 2 to 4 times as fast as by the
-                 portable kernel
+                 columns, of 16 bits or with scales, are gathered beside the products
     v_dim        latent columns, 32 to 512
     scale        of the scores. It belongs to the heads before absorption, whose size the cache does not tell: the
                  default is that of DeepSeek-V2 and V3, ``1 / sqrt(128 + 64)``, for rows of 512 + 64 columns only

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import queried_values
 import torch
 from caught import Caught, as_launched, ptx_of
 from prefill_cases import Case, Inputs
@@ -29,9 +30,7 @@ from kvlab.mirror import lockstep
 def queried(lens: tuple[tuple[int, int], ...], D: int, DV: int, **sizes: Any) -> tuple[Inputs, tuple[Any, ...], Any]:
     """(inputs whose V is the last columns of K, the call's arrays with K and V apart, qv)."""
     x = Case(lens, form="paged", D=D + DV, DV=DV, **sizes).build()
-    x.v = x.k[..., D:]
-    _, (q, k, _, *rest), _ = x.arguments()
-    return x, (np.ascontiguousarray(q[..., :D]), k[..., :D], k[..., D:], *rest), q[..., D:]
+    return x, *queried_values.queried(x, D)
 
 
 CASES = [

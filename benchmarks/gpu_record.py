@@ -20,24 +20,27 @@ __all__ = ["call_milliseconds", "facts", "host_milliseconds", "run"]
 
 
 def run(
-    script: str, words: str | None, measure: Callable[..., dict[str, Any]], backends: tuple[str, ...] = ()
+    script: str, words: str | None, measure: Callable[..., dict[str, Any]], backends: tuple[str, ...] = (),
+    *, sweeps: bool = True,
 ) -> None:
     """Print what ``measure(sweep=...)`` found, after the command, the card and the versions; write it where asked to.
 
     script : the file, from the root of the repository.
     words : the benchmark's docstring, for ``--help``.
     backends : those that may be asked for, the first by default; ``measure(sweep=..., backend=...)`` then.
+    sweeps : whether ``measure`` takes ``sweep``.
     """
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="where the JSON goes (printed in any case)")
-    parser.add_argument("--sweep", action="store_true", help="time other tile sizes as well")
+    if sweeps:
+        parser.add_argument("--sweep", action="store_true", help="time other tile sizes as well")
     if backends:
         parser.add_argument("--backend", choices=backends, default=backends[0], help="which kernel (%(default)s)")
     asked = vars(parser.parse_args())
     output = asked.pop("output")
     if not torch.cuda.is_available():
         sys.exit(f"{script} needs a CUDA GPU: times hold only there")
-    command = f"python {script}" + " --sweep" * asked["sweep"]
+    command = f"python {script}" + " --sweep" * asked.get("sweep", False)
     if backends and asked["backend"] != backends[0]:
         command += f" --backend {asked['backend']}"
     record = {"command": command, **facts(), **measure(**asked)}

@@ -1,10 +1,10 @@
 """Chunks over e4m3 caches and of groups that are no power of two, on a GPU: Hopper's tiles over a list beside the
 portable walk.
 
-    python benchmarks/list_tiles.py --output benchmarks/results/list_tiles.json [--sweep]
+    python benchmarks/list_tiles.py --output benchmarks/results/list_tiles_h200.json
 
 us of a call that makes its lists, medians of replays of CUDA graphs, the L2 flushed before each; "apart": the largest
-difference of the two over the largest output. `--sweep` times blocks of 128 keys of K and V that are widened, too.
+difference of the two over the largest output.
 """
 
 from __future__ import annotations
@@ -14,18 +14,14 @@ from typing import Any
 
 import gpu_record
 import numpy as np
-import pytest
 import torch
 from balanced_decode import captured, times
 
 from kvlab.attention import attend_paged, explain
-from kvlab.attention.attend_paged import hopper_config
-from kvlab.attention.call import kinds
 
 BF16, FP16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 DTYPES = {"bf16": (BF16, BF16), "bf16 / e4m3": (BF16, E4M3), "fp16 / e4m3": (FP16, E4M3), "e4m3": (E4M3, E4M3)}
 """Of q, and of K and V."""
-WIDE_BLOCKS = {"BN": 128, "NQ": 1, "NR": 1, "Q_REGISTERS": False}
 CHUNKS = [(128, 1000 * (i + 1)) for i in range(16)]
 MIXED = [(512, 2048 * (i + 1)) for i in range(4)] + [(1, 1 + 8191 * i // 59) for i in range(60)]
 TASKS: dict[str, tuple[list[tuple[int, int]], tuple[int, int]]] = {
@@ -52,34 +48,28 @@ def inputs(lens: list[tuple[int, int]], heads: tuple[int, int], dtypes: tuple[An
     return q, k, v, *(torch.from_numpy(x).cuda() for x in ints)
 
 
-def one(task: str, dtypes: str, sweep: bool) -> dict[str, Any]:
+def one(task: str, dtypes: str) -> dict[str, Any]:
     """Times of a task."""
     lens, heads = TASKS[task]
     arrays, most = inputs(lens, heads, DTYPES[dtypes]), max(new for new, _ in lens)
-    made, graphs, chosen = {}, {}, hopper_config.listed_constants
-    ways: dict[str, dict[str, Any]] = {"triton": {}, "auto": {}}
-    ways |= {"blocks of 128": WIDE_BLOCKS} if sweep and "/" in dtypes else {}
-    for name, changed in ways.items():
-        kinds._kinds.clear()  # no call is known
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hopper_config, "listed_constants", lambda *a, c=changed, **n: chosen(*a, **n)._replace(**c))
-            call = partial(attend_paged, *arrays, backend="triton" if name == "triton" else "auto", max_seqlen_q=most)
-            made[name], graphs[name] = call(), captured(call)
+    call = partial(attend_paged, *arrays, max_seqlen_q=most)
+    calls = {backend: partial(call, backend=backend) for backend in ("triton", "auto")}
+    portable, chosen = (made().float() for made in calls.values())
+    apart = float((chosen - portable).abs().max() / portable.abs().max())
     walks = [walk.module or "portable" for walk in explain(attend_paged, *arrays, max_seqlen_q=most).config.walks]
-    apart = [float((made[name].float() - made["triton"].float()).abs().max()) for name in made]
-    largest = float(made["triton"].float().abs().max())
-    return {"task": task, "dtypes": dtypes, "walks": walks, "apart": max(apart) / largest} | times(graphs)
+    graphs = {name: captured(made) for name, made in calls.items()}
+    return {"task": task, "dtypes": dtypes, "walks": walks, "apart": apart} | times(graphs)
 
 
-def measure(sweep: bool) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     """All tasks."""
     found = []
     for task in TASKS:
         for dtypes in DTYPES:
-            found.append(one(task, dtypes, sweep))
+            found.append(one(task, dtypes))
             print(found[-1], flush=True)
     return {"tasks": found}
 
 
 if __name__ == "__main__":
-    gpu_record.run("benchmarks/list_tiles.py", __doc__, measure)
+    gpu_record.run("benchmarks/list_tiles.py", __doc__, measure, sweeps=False)

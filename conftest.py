@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -31,6 +32,24 @@ if importlib.util.find_spec("hypothesis"):
     settings.register_profile("local", deadline=None)
     settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
     settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rows", default="1/1", metavar="K/N", help="of a test's rows those of the K-th of N shares")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out rows of other shares. A test has one row at least: its first, where no row of it is in the share."""
+    share, shares = map(int, config.getoption("--rows").split("/"))
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    of_share = {
+        test: [row for row in rows if crc32(row.nodeid.encode()) % shares == share - 1] or rows[:1]
+        for test, rows in tests.items()
+    }
+    kept = {row for rows in of_share.values() for row in rows}
+    items[:] = [item for item in items if item in kept]
 
 
 def pytest_configure(config: pytest.Config) -> None:

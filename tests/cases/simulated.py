@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,25 +20,40 @@ from kvlab.common.arrays import to_torch
 
 class Launches:
     """Launches of a stream: each begins when that before it has ended or, where it may begin earlier (``launch_pdl``),
-    that before it runs when it is waited for, at the end of its kernel if need be.
+    that before it runs when it is waited for, at the end of its kernel if need be. A kernel that waits before it lets
+    the next begin has, when that begins, what it waited for.
     """
 
     def __init__(self) -> None:
-        self._last: Callable[..., None] | None = None
+        self.finish = self._waited = _once(lambda: None)
 
-    def add(self, launch: Callable[..., None], dependent: bool) -> None:
-        """The next one."""
-        if dependent:
-            launch = partial(launch, launch_before=self._last or (lambda: None))
-        else:
-            self.finish()
-        self._last = launch
+    def add(self, fn: Any, run: Callable[..., Any], dependent: bool) -> None:
+        """The next one: ``run`` of a kernel."""
+        before, waited = self.finish, self._waited
 
-    def finish(self) -> None:
-        """Those that are left."""
-        last, self._last = self._last, None
-        if last is not None:
-            last()
+        def early() -> None:
+            waited()
+            run(launch_before=before)
+
+        if not dependent:
+            before()
+        self.finish = _once(early if dependent else run)
+        text = inspect.getsource(fn.fn)
+        self._waited = before if 0 < text.find(WAIT) < text.find(LET) else _once(lambda: None)
+
+
+WAIT, LET = "wait_for_launch_before(", "let_next_begin("
+
+
+def _once(run: Callable[[], Any]) -> Callable[[], None]:
+    """``run`` when first called, then nothing."""
+    left = [run]
+
+    def call() -> None:
+        if left:
+            left.pop()()
+
+    return call
 
 
 class Simulated:
@@ -52,7 +68,7 @@ class Simulated:
             arguments = dict(zip(self.fn.arg_names, args, strict=False)) | named
             run = partial(simt.run, self.fn, grid, target="sm_90", arithmetic="float32", addresses=False,
                           **self.checks, **arguments)
-            self.launches.add(run, named.get("launch_pdl", False))
+            self.launches.add(self.fn, run, named.get("launch_pdl", False))
 
         return launch
 

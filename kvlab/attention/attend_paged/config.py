@@ -65,7 +65,7 @@ TWINS = (
         kernel="kernel:join",
         emulator="emulator:join",
         synonyms={
-            **LISTS, "part_array": "part_ptr", "part_lse_array": "part_lse_ptr", "lane_sum": "sum",
+            **LISTS, "part_array": "part_ptr", "part_lse_array": "part_lse_ptr",
         },
     ),
     Twin("hopper", kernel="hopper:find_unit,produce,consume", emulator="hopper_emulator:find_unit,produce,consume"),
@@ -78,6 +78,10 @@ FEW_ROWS = 32
 FEW_BESIDE = 16
 """The same of tiles of which two programs of an SM have room."""
 MOST_TOGETHER = 4
+MERGED = 32
+"""Partial results of 128 columns that a program of four warps merges at a time: 32 registers of a thread."""
+MERGING = 2112
+"""Programs that merge, of a row each, of which the processors have room for at a time; more have more rows."""
 SHORT_KEYS = 512
 """Keys of a sequence that stay in L2: its tiles need not be walked side by side to read them once."""
 LARGE_ROWS, LARGE_BLOCK, LARGE_OVERHEAD = 128, 128, 1
@@ -138,19 +142,23 @@ class Walk:
         units = min(MOST_UNITS, max(1, -(-problem.max_keys // (schedule.unit * schedule.block))))
         return units * self.items(problem) * schedule.lanes(problem.kv_heads)
 
+    def merged(self, problem: DecodeProblem) -> tuple[int, int]:
+        """(rows, parts of each) that a program merges at a time: with few rows many parts, so that none waits for
+        another, with many rows more of them. With units of a fixed size a row, whatever is beside it.
+        """
+        schedule, pieces = self.schedule, -(-problem.v_dim // piece_of(problem.v_dim))
+        each = schedule.grid(problem.kv_heads)[0] * self.rows(problem) * pieces
+        rows = 1 if schedule.unit else min(8, 1 << (each // MERGING).bit_length())
+        return rows, MERGED // rows
+
     def join_grid(self, problem: DecodeProblem) -> tuple[int, int, int]:
-        """Programs that merge: one for each team, with units of a fixed size for each item, row of its programs, and
-        piece of columns.
+        """Programs that merge: for each team, with units of a fixed size for each item, one for some rows of each of
+        its programs, and a piece of columns.
         """
         schedule, pieces = self.schedule, -(-problem.v_dim // piece_of(problem.v_dim))
         first = self.items(problem) if schedule.unit else schedule.teams(problem.kv_heads)
-        return first, schedule.lanes(problem.kv_heads) * self.rows(problem), pieces
-
-    def parts(self, problem: DecodeProblem) -> int:
-        """Power of two that holds the partial results of a tile."""
-        if self.schedule.unit:
-            return MOST_UNITS
-        return 1 << max(self.schedule.teams(problem.kv_heads) - 1, 1).bit_length()
+        rows = -(-self.rows(problem) // self.merged(problem)[0])
+        return first, schedule.lanes(problem.kv_heads) * rows, pieces
 
     def lists_items(self, problem: DecodeProblem) -> bool:
         """Tells whether items are others than the sequences, one each in their order."""
@@ -210,8 +218,8 @@ def walk_of(
     ...                         page_size=16, max_keys=32768)
     >>> tiles = DecodeConfig(BM=16, BN=64, columns=(128, 0), v_columns=(128, 0), row_tiles=1, num_splits=1)
     >>> walk = walk_of(tiles, problem)
-    >>> walk.grid(problem), walk.join_grid(problem), walk.parts(problem)
-    ((392,), (49, 32, 1), 64)
+    >>> walk.grid(problem), walk.join_grid(problem), walk.merged(problem)
+    ((392,), (49, 32, 1), (1, 32))
     """
     if ctas is None:
         ctas = 3 if register_limit(tiles, problem) else {1: CTAS_OF_ONE_WARP, 4: 2}.get(tiles.num_warps, 1)

@@ -26,7 +26,6 @@ from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.decode import decode_cta
 from kvlab.attention.machines.rows import per_sequence
 from kvlab.attention.merge_states.config import piece_of
-from kvlab.attention.merge_states.emulator import lane_sum
 from kvlab.attention.mha_decode.emulator import load_rows
 from kvlab.attention.schedule.config import ScheduleConfig, list_parts
 from kvlab.attention.schedule.emulator import item_blocks, team_items, unit_size, units_of
@@ -284,20 +283,21 @@ def walk(
 def join(
     lists: WalkLists, results: WalkResults, features: Features, problem: AttendProblem, config: Walk, traffic: Traffic
 ) -> None:
-    """Put BD columns of the partial results of one row of an item together: of that whose first part a team has done
+    """Put BD columns of the partial results of ROWS rows of an item together: of that whose first part a team has done
     last, with units of a fixed size of each; USED rows of a tile may exist.
     """
-    #: setup -> lse_parts    each part's lse, in the order of the keys
+    #: setup -> batch, q_row, head, is_row, count    rows of an item, and how many parts it has: none, if it is whole
     seq_lens, cu_seqlens, work = lists  #- launch
     o_array, lse_array, part_array, part_lse_array = results  #- launch
-    schedule, D, BD, PARTS = config.schedule, problem.v_dim, piece_of(problem.v_dim), config.parts(problem)  #- launch
-    BM, USED, TOGETHER, CHUNK = schedule.BM, config.rows(problem), schedule.together, min(16, PARTS)  #- launch
+    schedule, D, BD = config.schedule, problem.v_dim, piece_of(problem.v_dim)  #- launch
+    BM, USED, TOGETHER = schedule.BM, config.rows(problem), schedule.together  #- launch
+    ROWS, CHUNK = config.merged(problem)  #- launch
     lanes, LISTED = schedule.lanes(problem.kv_heads), config.lists_items(problem)  #- launch
     room = config.items(problem)  #- launch
     starts, sequences, tiles, firsts = (work[at:] for at in list_parts(room))  #- address
-    team, lane_row, piece = program_ids(config.join_grid(problem))  # [P]
-    lane = lane_row // USED
-    nth = lane_row % USED
+    team, lane_rows, piece = program_ids(config.join_grid(problem))  # [P]
+    lane = lane_rows // ceildiv(USED, ROWS)
+    nth = (lane_rows % ceildiv(USED, ROWS) * ROWS)[:, None] + np.arange(ROWS, dtype=np.int32)  # [P, ROWS]
     share = work[0]
     items = work[2]
     item = team
@@ -311,50 +311,54 @@ def join(
     batch, tile = item_of(sequences, tiles, item, LISTED)
     batch = np.where(exists, batch, 0)
     q_first, tokens = row_count(cu_seqlens, batch, problem.tokens)
-    _, _, token, head, is_row = item_rows(lane, tile, nth[:, None], tokens, problem, BM, TOGETHER)
-    is_row = is_row[:, 0]  #- address
-    cut = exists & is_row & (start // share == team) & (num_parts > 1)
+    _, _, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, TOGETHER)
+    cut = exists & (start // share == team) & (num_parts > 1)
     late = (start > team * share).astype(np.int32)
     base = 2 * (team * lanes + lane)
     step = 2 * lanes
     if schedule.unit:
         num_keys = key_count(seq_lens[batch], problem.max_keys)
         num_parts = units_of(item_length(num_keys, tokens, tile, problem, schedule, features.mask), schedule.unit)
-        cut = exists & is_row & (num_parts > 1)
+        cut = exists & (num_parts > 1)
         late = num_parts * 0
         base = item * lanes + lane
         step = room * lanes
-    every = np.arange(PARTS)
-    place = base[:, None] + every * step + np.where(every == 0, late[:, None], 0)  # [P, PARTS]
-    row = nth[:, None]  #- address
-    lse_parts = load(part_lse_array, (place, row), mask=cut[:, None] & (every < num_parts[:, None]), other=-np.inf)
-    #: total -> top, total, none, count    weights relative to the largest, so that nothing overflows
-    top = lse_parts.max(axis=1)
-    shift = np.where(top == -np.inf, np.float32(0), top)
-    total = lane_sum(exp(lse_parts - shift[:, None]))
     none = num_parts * 0
     count = np.where(cut, num_parts, none)
+    q_row = q_first[:, None] + token
+    is_row = is_row & cut[:, None]
     d = piece[:, None] * BD + np.arange(BD)  # [P, BD]
-    o = np.zeros((len(batch), BD), np.float32)
+    top = np.full(nth.shape, -np.inf, np.float32)
+    total = np.zeros(nth.shape, np.float32)
+    o = np.zeros((*nth.shape, BD), np.float32)
     for first in ragged_range(none, count, CHUNK):
-        #: weights -> w    of the next parts
-        n = first[:, None] + np.arange(CHUNK)  # [P, CHUNK]
-        nth_place = base[:, None] + n * step + np.where(n == 0, late[:, None], 0)
-        lse_chunk = load(part_lse_array, (nth_place, row), mask=n < count[:, None], other=-np.inf)
-        w = exp(lse_chunk - shift[:, None])
-        #: add -> o    those that count; what a part without a key left behind is not read
-        has = (w > 0)[:, :, None] & (d < D)[:, None]
-        at = row[:, :, None], d[:, None]  #- address
-        parts = load(part_array, (nth_place[:, :, None], *at), mask=has, other=0.0)
-        o = o + (parts * w[:, :, None]).sum(axis=1)
+        #: load_parts -> lse_parts, parts    the next ones in the order of the keys; what has no key is not read
+        n = first[:, None] + np.arange(CHUNK, dtype=np.int32)  # [P, CHUNK]
+        place = base[:, None] + n * step + np.where(n == 0, late[:, None], 0)
+        at_lse = place[:, None, :], nth[:, :, None]  #- address
+        is_part = is_row[:, :, None] & (n < count[:, None])[:, None, :]
+        lse_parts = load(part_lse_array, at_lse, mask=is_part, other=-np.inf)  # [P, ROWS, CHUNK]
+        has = (lse_parts > -np.inf)[:, :, :, None] & (d < D)[:, None, None, :]
+        at = *(x[..., None] for x in at_lse), d[:, None, None, :]  #- address
+        parts = load(part_array, at, mask=has, other=0.0)
         traffic.move("DRAM->registers", np.count_nonzero(has) * parts.itemsize)
+        #: weights -> w, alpha, total, top    relative to the largest so far, so that nothing overflows
+        highest = np.maximum(top, lse_parts.max(axis=2))
+        shift = np.where(highest == -np.inf, np.float32(0), highest)
+        w = exp(lse_parts - shift[:, :, None])
+        alpha = exp(top - shift)
+        total = total * alpha + w.sum(axis=2)
+        top = highest
+        #: add -> o
+        o = o * alpha[:, :, None] + (parts * w[:, :, :, None]).sum(axis=2)
     #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
-    o = np.where((total == 0)[:, None], np.float32(0), divide(o, total[:, None]))
+    o = np.where((total == 0)[:, :, None], np.float32(0), divide(o, total[:, :, None]))
     lse = np.where(total == 0, np.float32(-np.inf), top + log(total))
     #: store
-    q_row = q_first[:, None] + token
-    store(o_array, (batch[:, None], q_row, head, d), o, mask=cut[:, None] & (d < D))
-    store(lse_array, (batch, q_row[:, 0], head[:, 0]), lse, mask=cut & (piece == 0))
+    rows = batch[:, None], q_row, head  #- address
+    at_o = *(x[..., None] for x in rows), d[:, None, :]  #- address
+    store(o_array, at_o, o, mask=is_row[:, :, None] & (d < D)[:, None, :])
+    store(lse_array, rows, lse, mask=is_row & (piece == 0)[:, None])
 
 
 def launch(

@@ -146,8 +146,8 @@ def walk(
     full = barriers(NB, 1)
     free = barriers(NB, 1)
     fence_async_shared()  # TMA arrives at these barriers
-    let_next_begin(L.EARLY)
     wait_for_launch_before(L.EARLY and not L.BESIDE)
+    let_next_begin(L.EARLY)  # what is behind this launch may read what it waited for
     k_s = view(k_box, [NB, 4, KEYS, W], TILE_LAYOUT)
     v_s = view(v_box, [NB, 4, KEYS, W], TILE_LAYOUT)
     groups = problem.lanes // C.HEADS

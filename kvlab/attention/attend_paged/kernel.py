@@ -345,18 +345,18 @@ def walk(
 def join(
     list_ptr, part_ptr, part_lse_ptr, seq_lens_ptr, cu_seqlens_ptr, o_ptr, lse_ptr, problem, o_strides, lse_strides,
     BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, FIXED: tl.constexpr, BM: tl.constexpr, TOGETHER: tl.constexpr,
-    USED: tl.constexpr, LISTED: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr,
+    USED: tl.constexpr, LISTED: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr,
     CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):
-    """Put BD columns of the partial results of one row of an item together: of that whose first part a team has done
-    last, with units of a fixed size of each; USED rows of a tile may exist. EARLY: launched while the walk still runs.
+    """Put BD columns of the partial results of ROWS rows of an item together: of that whose first part a team has done
+    last, with units of a fixed size of each; USED rows of a tile may exist. EARLY: launched while the walk still runs,
+    which has waited for the list.
     """
-    #: setup -> lse_parts    each part's lse, in the order of the keys
-    wait_for_launch_before(EARLY)  #- wait
+    #: setup -> batch, q_row, head, is_row, count    rows of an item, and how many parts it has: none, if it is whole
     starts_ptr, firsts_ptr = list_ptr + problem.starts, list_ptr + problem.firsts  #- address
-    team, lane_row, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    lane = lane_row // USED
-    nth = lane_row % USED
+    team, lane_rows, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    lane = lane_rows // tl.cdiv(USED, ROWS)
+    nth = lane_rows % tl.cdiv(USED, ROWS) * ROWS + tl.arange(0, ROWS)
     share = tl.load(list_ptr)
     items = tl.load(list_ptr + 2)
     item = team
@@ -371,52 +371,55 @@ def join(
     batch = tl.where(exists, batch, 0)
     q_first, tokens = row_count(cu_seqlens_ptr, batch, problem.tokens)
     _, _, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, TOGETHER)
-    cut = exists & is_row & (start // share == team) & (num_parts > 1)
+    cut = exists & (start // share == team) & (num_parts > 1)
     late = (start > team * share).to(tl.int32)
     base = 2 * (team * problem.lanes + lane)
     step = 2 * problem.lanes
     if FIXED:
         num_keys = key_count(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
         num_parts = units_of(item_length(num_keys, tokens, tile, problem, BM * TOGETHER, BLOCK), FIXED)
-        cut = exists & is_row & (num_parts > 1)
+        cut = exists & (num_parts > 1)
         late = num_parts * 0
         base = item * problem.lanes + lane
         step = problem.room * problem.lanes
-    every = tl.arange(0, PARTS)
-    place = base + every * step + tl.where(every == 0, late, 0)
-    at_parts = part_lse_ptr + place.to(tl.int64) * BM + nth  #- address
-    lse_parts = tl.load(at_parts, mask=cut & (every < num_parts), other=-float("inf"))
-    #: total -> top, total, none, count    weights relative to the largest, so that nothing overflows
-    top = tl.max(lse_parts, 0)
-    shift = tl.where(top == -float("inf"), 0.0, top)
-    total = tl.sum(tl.exp(lse_parts - shift), 0)
     none = num_parts * 0
     count = tl.where(cut, num_parts, none)
+    q_row = q_first + token
+    is_row = is_row & cut
     d = piece * BD + tl.arange(0, BD)
-    o = tl.zeros([BD], tl.float32)
+    top = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    o = tl.zeros([ROWS, BD], tl.float32)
+    wait_for_launch_before(EARLY)  #- wait
     for first in range(none, count, CHUNK):
-        #: weights -> w    of the next parts
+        #: load_parts -> lse_parts, parts    the next ones in the order of the keys; what has no key is not read
         n = first + tl.arange(0, CHUNK)
-        nth_place = base + n * step + tl.where(n == 0, late, 0)
-        at_chunk = nth_place.to(tl.int64) * BM + nth  #- address
-        lse_chunk = tl.load(part_lse_ptr + at_chunk, mask=n < count, other=-float("inf"))
-        w = tl.exp(lse_chunk - shift)
-        #: add -> o    those that count; what a part without a key left behind is not read
-        has = (w > 0)[:, None] & (d[None, :] < D)
-        parts = tl.load(part_ptr + at_chunk[:, None] * D + d[None, :], mask=has, other=0.0)
-        o = o + tl.sum(parts * w[:, None], 0)
+        place = base + n * step + tl.where(n == 0, late, 0)
+        of_parts = place.to(tl.int64)[None, :] * BM + nth[:, None]  #- address
+        is_part = is_row[:, None] & (n < count)[None, :]
+        lse_parts = tl.load(part_lse_ptr + of_parts, mask=is_part, other=-float("inf"))  # [ROWS, CHUNK]
+        has = (lse_parts > -float("inf"))[:, :, None] & (d < D)[None, None, :]
+        parts = tl.load(part_ptr + of_parts[:, :, None] * D + d[None, None, :], mask=has, other=0.0)
+        #: weights -> w, alpha, total, top    relative to the largest so far, so that nothing overflows
+        highest = tl.maximum(top, tl.max(lse_parts, 1))
+        shift = tl.where(highest == -float("inf"), 0.0, highest)
+        w = tl.exp(lse_parts - shift[:, None])
+        alpha = tl.exp(top - shift)
+        total = total * alpha + tl.sum(w, 1)
+        top = highest
+        #: add -> o
+        o = o * alpha[:, None] + tl.sum(parts * w[:, :, None], 1)
     #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
-    o = tl.where(total == 0, 0.0, o / total)
+    o = tl.where((total == 0)[:, None], 0.0, o / total[:, None])
     lse = tl.where(total == 0, -float("inf"), top + tl.log(total))
     #: store
-    q_row = q_first + token
+    o_at = o_ptr + batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head  #- address
     tl.store(
-        o_ptr + batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head + d,
-        o.to(o_ptr.dtype.element_ty), mask=cut & (d < D),
+        o_at[:, None] + d[None, :], o.to(o_ptr.dtype.element_ty), mask=is_row[:, None] & (d < D)[None, :]
     )
     tl.store(
         lse_ptr + batch * lse_strides.batch + q_row * lse_strides.token + head * lse_strides.head, lse,
-        mask=cut & (piece == 0),
+        mask=is_row & (piece == 0),
     )
 
 
@@ -437,7 +440,7 @@ def launch(
     arrays = q, *as_pairs(k_cache, v_cache), block_table, seq_lens, cu_seqlens
     kept = [None if again is None else again.setdefault(i, {}) for i in range(len(config.walks))]
     beside = config.beside and q.is_cuda
-    early = q.is_cuda and len(config.walks) == 1 and config.walks[0].ring is not None
+    early = q.is_cuda and len(config.walks) == 1 and config.walks[0].module is not None
     if works is None:
         listed = schedule_problem(problem, *f.mask.by_length)
         works = [
@@ -514,10 +517,10 @@ def launch_join(
     """Launch the join behind a walk of any operation. strides : those of out and lse; joined : its arrays; early : it
     begins while the walk still runs.
     """
-    schedule, parts = one.schedule, one.parts(problem)
+    schedule, (rows, chunk) = one.schedule, one.merged(problem)
     first_launch(join, one.join_grid(problem), joined, again)(
         sizes, *strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead, FIXED=schedule.unit, BM=one.tiles.BM,
         TOGETHER=schedule.together, USED=one.rows(problem), LISTED=one.lists_items(problem), D=problem.v_dim,
-        BD=piece_of(problem.v_dim), PARTS=parts, CHUNK=min(16, parts), num_warps=1, EARLY=early,
+        BD=piece_of(problem.v_dim), ROWS=rows, CHUNK=chunk, num_warps=4, EARLY=early,
         **({"launch_pdl": True} if early else {}),
     )

@@ -226,7 +226,7 @@ def test_the_twins_mirror_each_other() -> None:
     inner = ["load_k", "scores", "mask", "softmax", "load_v", "accumulate"]
     assert steps == {
         "walk": ["team", "item", "setup", *inner, "normalise", "store"],
-        "join": ["setup", "total", "weights", "add", "combine", "store"],
+        "join": ["setup", "load_parts", "weights", "add", "combine", "store"],
         "hopper": ["find", "begin", "unit", "begin", "unit", "store"],
     }
 
@@ -293,4 +293,4 @@ def test_walk_compiled(case: Case, target: str) -> None:
 def test_join_compiled(target: str) -> None:
     made = compiled(Case((5,), heads=(32, 8), D=128), target, "join")
     assert made.spills == 0
-    assert made.shared <= 1024
+    assert made.shared <= 4 * 128 * made.num_warps  # what each warp has of a row's columns

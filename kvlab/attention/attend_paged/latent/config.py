@@ -75,8 +75,8 @@ def walk_of(tiles: MLADecodeConfig, *, processors: int = 132, ctas: int | None =
     >>> problem = MLADecodeProblem(batch=128, tokens=1, heads=16, latent=512, rope=64, itemsize=2, page_size=64,
     ...                            max_keys=32768)
     >>> walk, sizes = walk_of(tiles), walked(problem)
-    >>> walk.grid(sizes), walk.join_grid(sizes), walk.parts(sizes)
-    ((132,), (132, 16, 4), 256)
+    >>> walk.grid(sizes), walk.join_grid(sizes), walk.merged(sizes)
+    ((132,), (132, 4, 4), (4, 8))
     """
     if ctas is None:
         ctas = 2 if tiles.num_warps == 4 else 1

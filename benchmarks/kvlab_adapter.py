@@ -11,22 +11,49 @@ All tensors are on the GPU, their last dimension contiguous:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvlab.attention import (
+    Schedule,
     attend_paged,
     kv_store_paged,
     mha_decode_paged,
     mha_prefill,
     mha_prefill_paged,
     mla_decode_paged,
+    plan,
 )
 
-__all__ = ["NotAvailable", "decode_paged", "kv_append", "mla_decode", "mla_sparse", "prefill", "prefill_paged"]
+__all__ = [
+    "NotAvailable", "decode_paged", "kv_append", "mla_decode", "mla_sparse", "prefill", "prefill_paged", "with_plan",
+]
 
 
 class NotAvailable(RuntimeError):
     """The operation cannot take these inputs."""
+
+
+_plans: list[Schedule] | None = None
+"""The plan of the call that runs, made where there is none; None: the call makes its list itself."""
+
+
+def with_plan(call: Callable[[], Any]) -> Callable[[], Any]:
+    """One of the calls below with its plan made before, as the layers of a step share it, and as the peers' metadata
+    is; NotAvailable for one that goes over no schedule.
+    """
+    own: list[Schedule] = []
+
+    def planned() -> Any:
+        global _plans
+        _plans = own
+        try:
+            return call()
+        finally:
+            _plans = None
+
+    planned()
+    return planned
 
 
 def prefill(q: Any, k: Any, v: Any, causal: bool = True, window: Any = None, scale: float | None = None) -> Any:
@@ -87,6 +114,22 @@ def kv_append(
 def _call(function: Any, *args: Any, **options: Any) -> Any:
     """``function``'s result; NotAvailable for what it refuses."""
     try:
+        if _plans is not None:
+            _plans[:] = _plans or [_plan_of(function, *args, **options)]
+            options["plan"] = _plans[0]
         return function(*args, **options)
     except (TypeError, ValueError) as reason:
         raise NotAvailable(f"{function.__name__}: {reason}") from reason
+
+
+def _plan_of(function: Any, q: Any, k_cache: Any, v_cache: Any, block_table: Any, *lens: Any, **options: Any) -> Any:
+    """The plan of a call; NotAvailable of one that takes none."""
+    call = function.planned(q, k_cache, v_cache, block_table, *lens, **options)
+    if not getattr(call, "over_schedule", False) or function not in (attend_paged, mha_decode_paged):
+        raise NotAvailable(f"{function.__name__}: no plan goes with this call")
+    seq_lens, *starts = lens
+    new = (*starts, q.shape[0], options["max_seqlen_q"]) if starts else q.shape[1] if q.ndim == 4 else 1
+    heads = {"q_heads": q.shape[-2], "kv_heads": k_cache.shape[2]}
+    rows = {"head_dim": q.shape[-1], "itemsize": k_cache.dtype.itemsize}
+    most = block_table.shape[1] * k_cache.shape[1]
+    return plan((seq_lens, most), new, **heads, **rows, causal=options.get("causal", True), window=options["window"])

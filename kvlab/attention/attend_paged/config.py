@@ -39,6 +39,7 @@ LISTS = {
     "mask.placed": "PLACED",
     "schedule.rows": "ROWS",
     "schedule.together": "TOGETHER",
+    "schedule.heads": "HEADS",
 }
 TWINS = (
     Twin(
@@ -163,7 +164,7 @@ class Walk:
     def lists_items(self, problem: DecodeProblem) -> bool:
         """Tells whether items are others than the sequences, one each in their order."""
         ragged = isinstance(problem, AttendProblem) and problem.ragged
-        return ragged or problem.tokens * problem.group > self.schedule.rows
+        return ragged or problem.tokens * problem.group > self.schedule.rows or self.schedule.heads > 1
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,8 @@ def walk(
         num_keys = key_count(seq_lens[batch], problem.max_keys)
         q_first, tokens = row_count(cu_seqlens, batch, problem.tokens)
         lane = program % lanes
+        head_lane = lane + tile % schedule.heads * schedule.together
+        tile = tile // schedule.heads
         first_unit = np.zeros_like(item)
         last_unit = first_unit + 1
         if schedule.unit:
@@ -172,7 +174,7 @@ def walk(
             #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
             walks = nth_unit < last_unit  #- programs
             nth = np.arange(BM, dtype=np.int32)[None]  #- address
-            kv_head, row, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, schedule.together)
+            kv_head, row, token, head, is_row = item_rows(head_lane, tile, nth, tokens, problem, BM, schedule.together)
             is_row = is_row & walks[:, None]  #- programs
             q_row = q_first[:, None] + token
             top = num_keys - tokens + row // problem.group
@@ -311,7 +313,9 @@ def join(
     batch, tile = item_of(sequences, tiles, item, LISTED)
     batch = np.where(exists, batch, 0)
     q_first, tokens = row_count(cu_seqlens, batch, problem.tokens)
-    _, _, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, TOGETHER)
+    head_lane = lane + tile % schedule.heads * TOGETHER
+    tile = tile // schedule.heads
+    _, _, token, head, is_row = item_rows(head_lane, tile, nth, tokens, problem, BM, TOGETHER)
     cut = exists & (start // share == team) & (num_parts > 1)
     late = (start > team * share).astype(np.int32)
     base = 2 * (team * lanes + lane)

@@ -6,15 +6,16 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+from kvlab.attention.features.intervals import UNLIMITED
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mha_decode.hopper_config import BLOCK, HopperDecodeConstants, has_depths
 from kvlab.attention.mha_decode.hopper_config import shared_bytes as ring_bytes
 from kvlab.attention.mha_prefill.config import PrefillProblem
 from kvlab.attention.mha_prefill.hopper_config import FP8_DIMS, HEAD_DIMS, LIST_DEEPEST, listed_constants
-from kvlab.attention.schedule.config import ScheduleConfig, Sharing
+from kvlab.attention.schedule.config import WIDE, ScheduleConfig, Sharing
 
-from .config import LARGE_BLOCK, LARGE_ROWS, WalkConfig
+from .config import LARGE_BLOCK, LARGE_ROWS, Walk, WalkConfig, schedule_problem
 
 PROGRAMS = {16: 2, 32: 1}
 """Rows of a tile -> programs that a processor has room for, of one KV head each."""
@@ -56,10 +57,29 @@ def on_hopper(
     config: WalkConfig, problem: DecodeProblem, longest: int, processors: int, *, tiles: bool
 ) -> WalkConfig:
     """The walks of a call by Hopper's kernels; at the same time where they are two, unless large ``tiles`` are portable
-    ones, beside which a ring does not begin.
+    ones, beside which a ring does not begin. Tiles alone may have a team for each KV head.
     """
     rings = with_rings(config, problem, longest, processors)
+    if len(rings.walks) == 1:
+        return WalkConfig((heads_apart(rings.walks[0], problem),))
     return side_by_side(rings, problem, processors) if tiles else rings
+
+
+def heads_apart(one: Walk, problem: DecodeProblem) -> Walk:
+    """A walk by prefill tiles whose KV heads are items of their own: where more programs have a place so, as teams are
+    smaller, and the list of so many items is made at a time. Others as they are.
+
+    >>> from kvlab.attention.attend_paged.config import AttendProblem, choose_walks
+    >>> problem = AttendProblem(16, 2048, 32, 8, 128, 128, itemsize=2, page_size=16, max_keys=32768, ragged=True)
+    >>> (one,) = choose_walks(problem, 128, tiles=True).walks
+    >>> [(walk.grid(problem), walk.schedule.teams(8)) for walk in (one, heads_apart(one, problem))]
+    [((128,), 4), ((132,), 33)]
+    """
+    heads = problem.kv_heads
+    apart = replace(one.schedule, heads=heads)
+    more = tiles_walk(apart) and apart.grid(heads) > one.schedule.grid(heads)
+    few = apart.most_items(schedule_problem(problem, UNLIMITED, 0)) <= WIDE
+    return replace(one, schedule=apart) if more and few else one
 
 
 def side_by_side(config: WalkConfig, problem: DecodeProblem, processors: int) -> WalkConfig:
@@ -93,7 +113,7 @@ def side_by_side(config: WalkConfig, problem: DecodeProblem, processors: int) ->
 
 def ring_walks(schedule: ScheduleConfig) -> bool:
     """Tells whether Hopper's kernel walks such a list: items have 16 or 32 rows, boxes begin where key blocks do."""
-    one = schedule.together == 1 and schedule.BM in PROGRAMS
+    one = schedule.together == schedule.heads == 1 and schedule.BM in PROGRAMS
     return one and not schedule.unit and schedule.block % 8 == 0
 
 
@@ -159,6 +179,6 @@ def with_tiles(config: WalkConfig, problem: DecodeProblem, features: Features, i
     walks = []
     for one in config.walks:
         schedule = one.schedule
-        wide = listed_constants(*sizes, together=schedule.together, overhead=schedule.overhead)
-        walks.append(replace(one, wide=wide if tiles_walk(schedule) else None))
+        cut = {"together": schedule.together, "heads": schedule.heads, "overhead": schedule.overhead}
+        walks.append(replace(one, wide=listed_constants(*sizes, **cut) if tiles_walk(schedule) else None))
     return WalkConfig(tuple(walks))

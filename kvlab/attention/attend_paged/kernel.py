@@ -92,8 +92,8 @@ class WalkSizes(NamedTuple):
 class WalkConstants(NamedTuple):
     """What the walk is compiled for: as ``Constants`` of MHA decode; BLOCK keys of a key block, of which the beginning
     of a unit takes OVERHEAD, of which a team that has no more than REACH does nothing; ROWS of an item, in TOGETHER
-    tiles. PLACED: queries and keys have places that lengths do not tell. LISTED: items are others than the
-    sequences, one each. FIXED: 0, or key blocks of a unit.
+    tiles, of one of HEADS KV heads that are items of their own. PLACED: queries and keys have places that lengths do
+    not tell. LISTED: items are others than the sequences, one each. FIXED: 0, or key blocks of a unit.
     """
 
     PAGE: int
@@ -115,6 +115,7 @@ class WalkConstants(NamedTuple):
     REACH: int
     ROWS: int
     TOGETHER: int
+    HEADS: int
     LISTED: bool
     FIXED: int
     UNIT: int
@@ -209,6 +210,8 @@ def walk(
         q_first, tokens = row_count(cu_seqlens_ptr, batch, problem.tokens)
         never = (num_keys == 2147483647).to(tl.int32)  #- instruction: 0; what depends on it is not held between units
         lane = (program + never) % problem.lanes
+        head_lane = lane + tile % C.HEADS * C.TOGETHER
+        tile = tile // C.HEADS
         first_unit = 0
         last_unit = first_unit + 1
         if C.FIXED:
@@ -220,7 +223,9 @@ def walk(
         num_keys = num_keys - pad
         for nth_unit in range(first_unit, last_unit, 1):
             #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
-            kv_head, row, token, head, is_row = item_rows(lane, tile, tl.arange(0, BM), tokens, problem, BM, C.TOGETHER)
+            kv_head, row, token, head, is_row = item_rows(
+                head_lane, tile, tl.arange(0, BM), tokens, problem, BM, C.TOGETHER
+            )
             q_row = q_first + token
             top = num_keys - tokens + row // problem.group
             bottom = num_keys - tokens + (tl.minimum(row + BM, tokens * problem.group) - 1) // problem.group
@@ -345,8 +350,8 @@ def walk(
 def join(
     list_ptr, part_ptr, part_lse_ptr, seq_lens_ptr, cu_seqlens_ptr, o_ptr, lse_ptr, problem, o_strides, lse_strides,
     BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, FIXED: tl.constexpr, BM: tl.constexpr, TOGETHER: tl.constexpr,
-    USED: tl.constexpr, LISTED: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr,
-    CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, USED: tl.constexpr, LISTED: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Put BD columns of the partial results of ROWS rows of an item together: of that whose first part a team has done
     last, with units of a fixed size of each; USED rows of a tile may exist. EARLY: launched while the walk still runs,
@@ -370,7 +375,9 @@ def join(
     batch, tile = item_of(list_ptr + problem.sequences, list_ptr + problem.tiles, item, LISTED)
     batch = tl.where(exists, batch, 0)
     q_first, tokens = row_count(cu_seqlens_ptr, batch, problem.tokens)
-    _, _, token, head, is_row = item_rows(lane, tile, nth, tokens, problem, BM, TOGETHER)
+    head_lane = lane + tile % HEADS * TOGETHER
+    tile = tile // HEADS
+    _, _, token, head, is_row = item_rows(head_lane, tile, nth, tokens, problem, BM, TOGETHER)
     cut = exists & (start // share == team) & (num_parts > 1)
     late = (start > team * share).to(tl.int32)
     base = 2 * (team * problem.lanes + lane)
@@ -493,7 +500,8 @@ def _launch_walk(
         constants = WalkConstants(
             problem.page_size, problem.each, block_strides(f.scales)[0], *problem.widths, *tiles.columns,
             *tiles.v_columns, tiles.BM, tiles.BN, ptx, f.mask.windowed, f.mask.placed, schedule.block,
-            schedule.overhead, schedule.reach, schedule.rows, schedule.together, listed, schedule.unit, unit,
+            schedule.overhead, schedule.reach, schedule.rows, schedule.together, schedule.heads, listed, schedule.unit,
+            unit,
         )
         numbers: tuple[Any, ...] = (
             f.scales.factor_log2(scale), f.scales.v_factor, feature_numbers(f), sizes, RowStrides(*of_q),
@@ -520,7 +528,7 @@ def launch_join(
     schedule, (rows, chunk) = one.schedule, one.merged(problem)
     first_launch(join, one.join_grid(problem), joined, again)(
         sizes, *strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead, FIXED=schedule.unit, BM=one.tiles.BM,
-        TOGETHER=schedule.together, USED=one.rows(problem), LISTED=one.lists_items(problem), D=problem.v_dim,
-        BD=piece_of(problem.v_dim), ROWS=rows, CHUNK=chunk, num_warps=4, EARLY=early,
+        TOGETHER=schedule.together, HEADS=schedule.heads, USED=one.rows(problem), LISTED=one.lists_items(problem),
+        D=problem.v_dim, BD=piece_of(problem.v_dim), ROWS=rows, CHUNK=chunk, num_warps=4, EARLY=early,
         **({"launch_pdl": True} if early else {}),
     )

@@ -280,7 +280,7 @@ def _positive(name: str, number: Any) -> int:
 
 def _check_cost(problem: ScheduleProblem, config: ScheduleConfig, lengths: Array, tokens: Array) -> None:
     """ValueError unless places of the list are numbers of 32 bits, by an upper bound of their sum."""
-    items = ceildiv(tokens * problem.group, config.rows)
+    items = ceildiv(tokens * problem.group, config.rows) * config.heads
     each = ceildiv(lengths, config.block) + config.overhead * MOST_UNITS
     bound = int((items * each).sum())
     require(bound <= MOST_COST, f"the cost of seq_lens is {bound} key blocks", f"at most {MOST_COST}; take larger ones")

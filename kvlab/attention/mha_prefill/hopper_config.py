@@ -85,7 +85,8 @@ class HopperPrefillConstants(NamedTuple):
     REGISTERS of a thread of a consumer, of the PRODUCER and of the CHANGER. PACK query heads of a KV head share a
     tile, token by token; ODD: so many that boxes hold no whole tokens, so that consumers copy Q and store O row by row.
     TOGETHER: 0, or tiles are those of a work list (:mod:`kvlab.attention.schedule`), so many of a sequence side by
-    side, key blocks of LISTED keys, the beginning of a unit OVERHEAD of them. WORDS tell of a tile.
+    side, key blocks of LISTED keys, the beginning of a unit OVERHEAD of them, HEADS KV heads items of their own. WORDS
+    tell of a tile.
     LAZY: a row's top stays until its maximum is 2^8 times as much. REST: P V is two products, of 64 columns of V and of
     so many more, and the two consumers issue theirs in turn; 0: one, of DV columns.
     """
@@ -124,6 +125,7 @@ class HopperPrefillConstants(NamedTuple):
     PACK: int = 1
     ODD: bool = False
     TOGETHER: int = 0
+    HEADS: int = 1
     OVERHEAD: int = 0
     LISTED: int = 128
     WORDS: int = 8
@@ -296,7 +298,7 @@ def list_lacks(inputs: PrefillInputs, scale: float) -> str | None:
 
 
 def listed_constants(
-    problem: PrefillProblem, page: int, features: Features, *, together: int, overhead: int
+    problem: PrefillProblem, page: int, features: Features, *, together: int, overhead: int, heads: int = 1
 ) -> HopperPrefillConstants:
     """Constants of the kernel that walks a work list whose key blocks have 128 keys: tiles of 128 rows. K and V that
     are widened lie in shared memory twice, and Q in registers, as the tensor cores' reads fill the banks: 64 keys.
@@ -319,7 +321,7 @@ def listed_constants(
         HOLD=2 if small else 1 if (bounded or window) and not features.softcap > 0 else 0, EARLY=small or item == 1,
         ROUNDS=1, EQUAL=False, Q_REGISTERS=problem.converted, ITEM=item, STORED=problem.kv_itemsize,
         **registers._asdict(), PACK=problem.group, ODD=problem.group not in BOX_GROUPS, TOGETHER=together,
-        OVERHEAD=overhead, WORDS=16, REST=rest_of(problem),
+        HEADS=heads, OVERHEAD=overhead, WORDS=16, REST=rest_of(problem),
     )
 
 

@@ -63,7 +63,7 @@ class HopperPrefillLaunch:
         """(begin, until, first, last): the places of a program's team in the list, and the items that lie there."""
         assert self.work is not None
         C, (work, _, _) = self.config.constants, self.work
-        team = program // (self.problem.kv_heads * C.TOGETHER)
+        team = program // (self.problem.kv_heads // C.HEADS * C.TOGETHER)
         starts, _, _, firsts = (work[at:] for at in list_parts(self.room))
         begin, until, first, last = team_items(work, starts, firsts, np.asarray(team), C.OVERHEAD)
         return int(begin), int(until), int(first), int(last)
@@ -80,12 +80,13 @@ class HopperPrefillLaunch:
         left, right = self.sizes[2:]
         starts, sequences, tiles, _ = (work[at:] for at in list_parts(self.room))
         rows = C.NC * C.BM
-        lane = program % (problem.kv_heads * C.TOGETHER)
-        batch, tile = int(sequences[item]), int(tiles[item])
+        lane = program % (problem.kv_heads // C.HEADS * C.TOGETHER)
+        batch, nth = int(sequences[item]), int(tiles[item])
+        tile = nth // C.HEADS
         num_keys = int(key_count(self.lens[batch], self.max_k))
         q_first = int(self.cu_q[batch])
         num_q = int(self.cu_q[batch + 1]) - q_first
-        head = lane // C.TOGETHER * problem.group
+        head = (nth % C.HEADS + lane // C.TOGETHER) * problem.group
         row = (tile * C.TOGETHER + lane % C.TOGETHER) * rows
         start = int(starts[item]) + C.OVERHEAD
         stop = int(starts[item + 1])

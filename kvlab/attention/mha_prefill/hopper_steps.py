@@ -150,7 +150,7 @@ def program_items(program, work, room, sizes, C: gl.constexpr):
     """(begin, until, first, last): the places of a program's team in the list, and the items that lie there."""
     list_ptr, _, _ = work
     _, _, _, _, _, heads, group, _, _, _, _ = sizes
-    team = program // (heads // group * C.TOGETHER)
+    team = program // (heads // group // C.HEADS * C.TOGETHER)
     return team_items(list_ptr, list_ptr + HEAD, list_ptr + HEAD + 3 * room + 1, team, C.OVERHEAD)
 
 
@@ -165,14 +165,15 @@ def find_unit(item, begin, until, seqs, work, room, lens_batch, sizes, C: gl.con
     _, _, _, _, _, heads, group, _, max_k, left, right = sizes
     ROWS: gl.constexpr = C.NC * C.BM
     program = gl.program_id(0)
-    lane = program % (heads // group * C.TOGETHER)
+    lane = program % (heads // group // C.HEADS * C.TOGETHER)
     starts_ptr = list_ptr + HEAD  #- address
     batch = gl.load(starts_ptr + room + 1 + item)
-    tile = gl.load(starts_ptr + 2 * room + 1 + item)
+    nth = gl.load(starts_ptr + 2 * room + 1 + item)
+    tile = nth // C.HEADS
     num_keys = key_count(gl.load(lens + batch.to(gl.int64) * lens_batch), max_k)
     q_first = gl.load(cu_q + batch).to(gl.int32)
     num_q = gl.load(cu_q + batch + 1).to(gl.int32) - q_first
-    head = lane // C.TOGETHER * group
+    head = (nth % C.HEADS + lane // C.TOGETHER) * group
     row = (tile * C.TOGETHER + lane % C.TOGETHER) * ROWS
     start = gl.load(starts_ptr + item) + C.OVERHEAD
     stop = gl.load(starts_ptr + item + 1)

@@ -20,6 +20,7 @@ TWINS = (
             "config.block": "BLOCK",
             "config.overhead": "OVERHEAD",
             "config.unit": "UNIT",
+            "config.heads": "HEADS",
             "config.fewest": "fewest",
             "config.most": "most",
             "config.sharing": "sharing",
@@ -110,6 +111,7 @@ class ScheduleConfig:
     unit      key blocks of a unit, counted from the item's first; 0: units end where a team has its share
     fewest, most  new tokens of the sequences that are in the list
     sharing   None, or how the processors are shared with another list: some teams then have nothing to do
+    heads     1, a team has a sequence's KV heads side by side; or all of them, each is an item of its own
 
     >>> config = ScheduleConfig(programs=396)
     >>> config.lanes(8), config.teams(8), config.grid(8)
@@ -127,6 +129,7 @@ class ScheduleConfig:
     most: int = UNLIMITED
     num_warps: int = 4
     sharing: Sharing | None = None
+    heads: int = 1
 
     @property
     def reach(self) -> int:
@@ -139,8 +142,8 @@ class ScheduleConfig:
         return self.BM * self.together
 
     def lanes(self, kv_heads: int) -> int:
-        """Programs of a team: one for each KV head of each tile."""
-        return kv_heads * self.together
+        """Programs of a team: one for each tile, of each KV head that is no item of its own."""
+        return kv_heads // self.heads * self.together
 
     def teams(self, kv_heads: int) -> int:
         """Teams that have a place; at least one."""
@@ -161,12 +164,12 @@ class ScheduleConfig:
         """
         rows = problem.tokens * problem.group
         if problem.cumulative:
-            return min(problem.tokens, problem.batch + rows // self.rows)
-        return problem.batch * -(-rows // self.rows)
+            return min(problem.tokens, problem.batch + rows // self.rows) * self.heads
+        return problem.batch * -(-rows // self.rows) * self.heads
 
     def list_size(self, problem: ScheduleProblem) -> int:
         """Integers of a list: its head, the first unit of each item and the end of the last, each item's sequence and
-        first tile, and the first item of each team and of the one behind the last.
+        number among its items, and the first item of each team and of the one behind the last.
         """
         return HEAD + 3 * self.most_items(problem) + 2 + self.teams(problem.kv_heads)
 

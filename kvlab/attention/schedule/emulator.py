@@ -96,7 +96,7 @@ def work_list(
         num_keys = key_count(load(seq_lens, (batch,), mask=inside, other=0), max_keys)
         new = new_tokens_of(cu_seqlens, batch, tokens, inside)
         wanted = inside & (new >= config.fewest) & (new <= config.most)
-        count = np.where(wanted, ceildiv(new * group, ROWS), 0)
+        count = np.where(wanted, ceildiv(new * group, ROWS) * config.heads, 0)
         place = np.cumsum(count) - count + items
         items = items + np.sum(count)
         longest = np.max(count)
@@ -105,9 +105,10 @@ def work_list(
             few_work = few_work + few
             many_work = many_work + many
         for item in range(longest):
-            #: cost    of the item-th item of each: its key blocks, and what its units' beginnings cost; 1 without a key
+            #: cost -> tile, cost    of the item-th item of each: key blocks, and its units' beginnings; 1 without a key
             exists = item < count
-            first, last = item_blocks(num_keys, new, item, group, left, right, ROWS, config.block)
+            tile = item // config.heads
+            first, last = item_blocks(num_keys, new, tile, group, left, right, ROWS, config.block)
             cost = np.maximum(last - first + config.overhead * units_of(last - first, config.unit), 1)
             store(starts, (place + item,), cost, mask=exists)
             store(sequences, (place + item,), batch, mask=exists)

@@ -83,8 +83,8 @@ def teams_at_work(few, many, fewest, most_wide, sharing):
 def work_list(
     seq_lens_ptr, cu_seqlens_ptr, list_ptr, seq_lens_batch, batches, most_items, max_keys, tokens, fewest, most, group,
     left, right, teams, least, sharing, most_wide,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, UNIT: tl.constexpr, CUMULATIVE: tl.constexpr,
-    WIDE: tl.constexpr, HALVINGS: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, UNIT: tl.constexpr,
+    CUMULATIVE: tl.constexpr, WIDE: tl.constexpr, HALVINGS: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Write the work list of a step: which items there are, what they cost, and where each team begins. EARLY: the
     launch behind this one begins meanwhile.
@@ -105,7 +105,7 @@ def work_list(
         num_keys = key_count(tl.load(seq_lens_ptr + batch * seq_lens_batch, mask=inside, other=0), max_keys)
         new = new_tokens_of(cu_seqlens_ptr, batch, tokens, inside, CUMULATIVE)
         wanted = inside & (new >= fewest) & (new <= most)
-        count = tl.where(wanted, tl.cdiv(new * group, ROWS), 0)
+        count = tl.where(wanted, tl.cdiv(new * group, ROWS) * HEADS, 0)
         place = tl.cumsum(count, 0) - count + items
         items = items + tl.sum(count, 0)
         longest = tl.max(count, 0)
@@ -114,9 +114,10 @@ def work_list(
             few_work = few_work + few
             many_work = many_work + many
         for item in range(longest):
-            #: cost    of the item-th item of each: its key blocks, and what its units' beginnings cost; 1 without a key
+            #: cost -> tile, cost    of the item-th item of each: key blocks, and its units' beginnings; 1 without a key
             exists = item < count
-            first, last = item_blocks(num_keys, new, item, group, left, right, ROWS, BLOCK)
+            tile = item // HEADS
+            first, last = item_blocks(num_keys, new, tile, group, left, right, ROWS, BLOCK)
             cost = tl.maximum(last - first + OVERHEAD * units_of(last - first, UNIT), 1)
             tl.store(starts_ptr + place + item, cost, mask=exists)
             tl.store(sequences_ptr + place + item, batch, mask=exists)
@@ -186,8 +187,8 @@ def launch(
             seq_lens.stride(0), problem.batch, config.most_items(problem), problem.max_keys, problem.tokens,
             config.fewest, config.most, problem.group, problem.left, problem.right, config.teams(problem.kv_heads),
             config.least, config.sharing, 0 if config.sharing is None else config.sharing.most, ROWS=config.rows,
-            BLOCK=config.block, OVERHEAD=config.overhead, UNIT=config.unit, CUMULATIVE=cu_seqlens is not None,
-            WIDE=wide(problem.batch), HALVINGS=halvings(config.most_items(problem)),
+            HEADS=config.heads, BLOCK=config.block, OVERHEAD=config.overhead, UNIT=config.unit,
+            CUMULATIVE=cu_seqlens is not None, WIDE=wide(problem.batch), HALVINGS=halvings(config.most_items(problem)),
             EARLY=early, num_warps=config.num_warps,
         )
     return (out,)

@@ -94,8 +94,13 @@ class Schedule(Drawn):
 
     @property
     def item(self) -> Array:
-        """Number of each item among its sequence's."""
-        return self._part(2)
+        """Number of each item among its sequence's, of one KV head where heads are items of their own."""
+        return self._part(2) // self.config.heads
+
+    @property
+    def item_heads(self) -> Array:
+        """First KV head of each item."""
+        return self._part(2) % self.config.heads
 
     def _part(self, which: int, more: int = 0) -> Array:
         at = list_parts(self.config.most_items(self.problem))[which]
@@ -181,8 +186,9 @@ class Schedule(Drawn):
         first, last = np.maximum(first[:, None], begin), np.minimum(last[:, None], end)
         exists = (tile * self.config.BM < self.tokens[sequence] * self.problem.group) & (first < last)
         found = np.zeros(int(exists.sum()), UNIT)
+        head = self.item_heads[item][:, None] + lane // self.config.together
         fields = {
-            "program": team[:, None] * lanes + lane, "sequence": sequence, "kv_head": lane // self.config.together,
+            "program": team[:, None] * lanes + lane, "sequence": sequence, "kv_head": head,
             "tile": tile, "first": first, "last": last, "slot": slot[:, None],
         }
         for name, values in fields.items():

@@ -16,12 +16,13 @@ from yardsticks import assert_accurate
 
 from kvlab.attention import attend_paged, explain, plan
 from kvlab.attention.attend_paged import emulator
-from kvlab.attention.attend_paged.config import AttendProblem, choose_walks, ragged_problem
+from kvlab.attention.attend_paged.config import AttendProblem, WalkConfig, choose_walks, ragged_problem
 from kvlab.attention.attend_paged.hopper_config import on_hopper, tiles_walk, with_tiles
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.mha_prefill.config import PrefillProblem
 from kvlab.attention.mha_prefill.hopper_config import listed_constants, shared_bytes
 from kvlab.common.arrays import to_torch
+from kvlab.mirror import lockstep
 from kvlab.triton_support.versions import gluon_lacks
 
 
@@ -91,6 +92,36 @@ def test_programs_and_tiles_side_by_side_change_no_more_than_the_order_of_sums()
         for walks in (named["config"], portable):
             out, lse = emulator.launch(*arrays, **named | {"config": walks})
             assert_accurate(x, out[0], lse[0])
+
+
+APART = [
+    (paged((40, 700), (40, 40), (40, 300), heads=(8, 2), D=128), 7, 3),
+    (paged((90, 500), (90, 1100), (90, 90), heads=(6, 3), page=64, dtype="fp16", sinks=True), 23, 11),
+    (paged((40, 700), (40, 90), heads=(16, 2), D=128, kv="fp8", scales="head"), 11, 3),
+]
+
+
+@pytest.mark.parametrize("case, processors, teams", APART, ids=str)
+def test_each_kv_head_has_items_of_its_own(case: Case, processors: int, teams: int) -> None:
+    """Where more programs have a place so; by Hopper's tiles and by the portable walk of the list, over NaN."""
+    arrays, named = at_once(case, processors)
+    (one,) = named["config"].walks
+    heads = case.heads[1]
+    assert (one.schedule.heads, one.schedule.teams(heads)) == (heads, teams)
+    for walk in (one, replace(one, wide=None)):
+        out = np.full((*arrays[0].shape[:3], arrays[2].shape[3]), np.nan, result_dtype(arrays[0]))
+        made, lse = emulator.launch(*arrays, **named | {"config": WalkConfig((walk,))}, out=out)
+        assert_accurate(case.build(), made[0], lse[0])
+
+
+@pytest.mark.interpreter
+def test_heads_apart_in_lockstep() -> None:
+    """Every output of every step of the portable walk and of the join."""
+    arrays, named = at_once(APART[0][0], 7)
+    named["config"] = WalkConfig(tuple(replace(one, wide=None) for one in named["config"].walks))
+    names = "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens"
+    found = lockstep("attend_paged", dict(zip(names, arrays, strict=True)) | named)
+    assert found.ok, str(found.first_difference)
 
 
 RING = "the ring alone"

@@ -32,6 +32,7 @@ def calls(draw: Any) -> dict[str, Any]:
     call["config"] = ScheduleConfig(
         draw(st.integers(1, 60)), BM, draw(st.integers(1, 3)), draw(st.sampled_from([16, 64])),
         draw(st.integers(0, 5)), draw(st.integers(1, 20)), draw(st.sampled_from([0, 0, 4, 30])),
+        heads=draw(st.sampled_from([1, kv_heads])),
     )
     return call
 

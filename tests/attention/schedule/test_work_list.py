@@ -37,7 +37,8 @@ def test_the_twins_mirror_each_other() -> None:
     ("emulator", "row + ROWS, tokens * group) - 1", "row + ROWS, tokens * group)"),
     ("kernel", "sharing.room // sharing.lanes", "sharing.lanes // sharing.room"),
     ("emulator", "new <= sharing.few", "new < sharing.few"),
-], ids=["share", "place", "first", "last row", "teams beside others", "work of few"])
+    ("kernel", "tile = item // HEADS", "tile = item // ROWS"),
+], ids=["share", "place", "first", "last row", "teams beside others", "work of few", "tile of a head"])
 def test_a_seeded_fault_is_found(fault: tuple[str, str, str]) -> None:
     assert is_found("schedule", "work_list", *fault)
 
@@ -60,7 +61,7 @@ def case(seed: int) -> tuple[np.ndarray, np.ndarray | None, ScheduleProblem, Sch
     lanes, wide = kv_heads, rnd.choice([1, 4]) * kv_heads
     ratio, room = rnd.choice([1, 14, 56]), rnd.choice([1, 2])
     sharing = Sharing(rnd.choice([5, 132]), 4, 9, 128, 16, 128, 4, 1, ratio, lanes, wide, room)
-    config = ScheduleConfig(*sizes, sharing=rnd.choice([None, sharing]))
+    config = ScheduleConfig(*sizes, sharing=rnd.choice([None, sharing]), heads=rnd.choice([1, kv_heads]))
     return lens.astype(rnd.choice([np.int32, np.int64])), cu_seqlens, problem, config
 
 

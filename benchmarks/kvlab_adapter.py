@@ -132,4 +132,5 @@ def _plan_of(function: Any, q: Any, k_cache: Any, v_cache: Any, block_table: Any
     heads = {"q_heads": q.shape[-2], "kv_heads": k_cache.shape[2]}
     rows = {"head_dim": q.shape[-1], "itemsize": k_cache.dtype.itemsize}
     most = block_table.shape[1] * k_cache.shape[1]
-    return plan((seq_lens, most), new, **heads, **rows, causal=options.get("causal", True), window=options["window"])
+    seen = {name: options[name] for name in ("causal", "window") if name in options}
+    return plan((seq_lens, most), new, **heads, **rows, **seen)

@@ -179,7 +179,8 @@ def of_schedule(made: Schedule, key_bytes: int) -> Work:
     for one, blocks in zip(team.tolist(), (last - first).tolist(), strict=True):
         units[one].append(blocks)
     most = int(np.bincount(made.pieces[1][slot >= 0]).max(initial=0)) if (slot >= 0).any() else 0
-    return Work(units, made.teams, made.config.block * key_bytes * made.problem.kv_heads, most)
+    heads = made.problem.kv_heads // made.config.heads
+    return Work(units, made.teams, made.config.block * key_bytes * heads, most)
 
 
 def of_splits(task: Task, groups: int, splits: int, places: int, *, longest_first: bool) -> Work:

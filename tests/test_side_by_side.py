@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import kvlab_adapter
-from kvlab.attention import plan
+from kvlab.attention import mha_decode_paged, plan
 
 RUNNER = Path(__file__).parents[1] / "benchmarks" / "side_by_side.py"
 
@@ -83,15 +83,17 @@ def test_the_workers_kvlab_takes_fp8_prefill_and_the_record_keeps_what_was_run(t
 
 
 def test_a_plan_is_made_once_and_the_result_is_that_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of chunks, and not of decode of equal lengths, which goes over no schedule."""
+    """Of chunks and of uneven decode, and not of decode of equal lengths, which goes over no schedule."""
     made, rng = [], np.random.default_rng(0)
     monkeypatch.setattr(kvlab_adapter, "plan", lambda *args, **named: made.append(plan(*args, **named)) or made[-1])
     q, k, v = (rng.standard_normal(shape).astype(np.float16) for shape in ((7, 4, 64), *2 * ((9, 16, 2, 64),)))
     table, starts, lens = np.arange(8, dtype=np.int32).reshape(2, 4), np.int32([0, 5, 7]), np.int32([40, 64])
-    call = partial(kvlab_adapter.prefill_paged, q, k, v, table, starts, lens, 5, 64)
-    listed = kvlab_adapter.with_plan(call)
-    assert np.array_equal(listed(), call())
-    assert len(made) == 1
+    chunks = partial(kvlab_adapter.prefill_paged, q, k, v, table, starts, lens, 5, 64)
+    decode = partial(kvlab_adapter._call, mha_decode_paged, q[:2], k, v, table, lens, balanced=True)
+    for calls, call in enumerate((chunks, decode), 1):
+        listed = kvlab_adapter.with_plan(call)
+        assert np.array_equal(listed(), call())
+        assert len(made) == calls
     with pytest.raises(kvlab_adapter.NotAvailable, match="mha_decode_paged: no plan goes with this call"):
         kvlab_adapter.with_plan(partial(kvlab_adapter.decode_paged, q[:2], k, v, table, lens))
 

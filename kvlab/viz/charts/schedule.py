@@ -81,8 +81,8 @@ def _walks(schedule: SharedWork | None) -> list[SharedWork]:
 def _walk(canvas: Canvas, y: float, schedule: SharedWork, tiles: str) -> tuple[float, list[Array]]:
     """The two panels of a walk and their axis, from y on: (where they end, work of each program in both)."""
     names = f"a program for each tile{tiles}", f"shared equally{tiles}"
-    units = schedule.units[schedule.units["kv_head"] == 0]
     together, lanes = schedule.config.together, schedule.config.lanes(schedule.problem.kv_heads)
+    units = schedule.units[schedule.units["program"] % lanes < together]
     rows, overhead = schedule.teams * together, schedule.config.overhead
     size = units["last"] - units["first"]
     row = units["program"] // lanes * together + units["program"] % together
@@ -115,7 +115,7 @@ _CAPTION = (
 
 def _tile_each(units: Any, size: Array, rows: int, overhead: int) -> Bars:
     """Whole tiles, in order, each on the program that is free first."""
-    tiles, which = np.unique(units[["sequence", "tile"]], return_inverse=True)
+    tiles, which = np.unique(units[["sequence", "kv_head", "tile"]], return_inverse=True)
     blocks = np.bincount(which, size).astype(np.int64) + overhead
     free = [(0, row) for row in range(rows)]
     taken = []

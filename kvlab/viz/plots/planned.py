@@ -81,8 +81,8 @@ def plot_schedule(schedule: SharedWork, *, ax: Any = None) -> Chart:
     '4 sequences on 16 programs: the busiest does 1.01 of the mean; with a tile each, 6.73'
     """
     told = draw_schedule(schedule)
-    units = schedule.units[schedule.units["kv_head"] == 0]
     lanes, together = schedule.config.lanes(schedule.problem.kv_heads), schedule.config.together
+    units = schedule.units[schedule.units["program"] % lanes < together]
     row = units["program"] // lanes * together + units["program"] % together
     cost = units["last"] - units["first"] + schedule.config.overhead
     axes, ink, own = drawn_in(ax, 380)

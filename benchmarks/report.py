@@ -126,6 +126,10 @@ def table(records: list[dict[str, Any]]) -> str:
     text.insert(1, "|" + "|".join("-" * (width + 2) for width in wide) + "|")
     found = [row for row in lines[1:] if row[3] != "-"]
     met = sum(row[3] == "yes" for row in found)
+    if any("with the list" in row[2] for row in found):
+        head.append(
+            "Over a work list: with the list from before, as FA3 has its metadata; then, with it made in the call."
+        )
     return "\n".join([*head, "", *text, "", f"{met} of {len(found)} recorded goals met; {len(GOALS)} goals."])
 
 

@@ -6,7 +6,8 @@ DIR holds the benchmark (``bench_attention.py``, ``peers.py``, ``prepare_peers.p
 that are not named here are the benchmark's own (``--tasks``, ``--impls``, ``--seconds``, ...; ``--smoke`` tries it on a
 CPU and leaves no record). It checks every output against float64, captures each implementation in a CUDA graph and
 samples them in turns, the L2 flushed before each sample; ``kvlab_adapter.py`` is how it calls kvlab. The record has
-card, driver, versions, date, command, and what each implementation took. Compare ratios, not times, of different runs.
+card, driver, versions, date, command, and what each implementation took; ``kvlab_plan`` is kvlab with work lists made
+before. Compare ratios, not times, of different runs.
 """
 
 from __future__ import annotations

@@ -81,8 +81,6 @@ FEW_BESIDE = 16
 MOST_TOGETHER = 4
 MERGED = 32
 """Partial results of 128 columns that a program of four warps merges at a time: 32 registers of a thread."""
-MERGING = 2112
-"""Programs that merge, of a row each, of which the processors have room for at a time; more have more rows."""
 SHORT_KEYS = 512
 """Keys of a sequence that stay in L2: its tiles need not be walked side by side to read them once."""
 LARGE_ROWS, LARGE_BLOCK, LARGE_OVERHEAD = 128, 128, 1
@@ -144,12 +142,12 @@ class Walk:
         return units * self.items(problem) * schedule.lanes(problem.kv_heads)
 
     def merged(self, problem: DecodeProblem) -> tuple[int, int]:
-        """(rows, parts of each) that a program merges at a time: with few rows many parts, so that none waits for
-        another, with many rows more of them. With units of a fixed size a row, whatever is beside it.
+        """(rows, parts of each) that a program merges at a time: where tiles have few rows many parts, none of which
+        waits for another; where they have many, programs of more rows are fewer. The tile and the group of heads
+        decide, so that calls in other forms have the same order of sums.
         """
-        schedule, pieces = self.schedule, -(-problem.v_dim // piece_of(problem.v_dim))
-        each = schedule.grid(problem.kv_heads)[0] * self.rows(problem) * pieces
-        rows = 1 if schedule.unit else min(8, 1 << (each // MERGING).bit_length())
+        rows = max(1, min(8, max(self.tiles.BM // 16, problem.group // 4)))
+        rows = 1 << rows.bit_length() - 1
         return rows, MERGED // rows
 
     def join_grid(self, problem: DecodeProblem) -> tuple[int, int, int]:

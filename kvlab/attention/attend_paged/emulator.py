@@ -355,8 +355,9 @@ def join(
         top = highest
         #: add -> o
         o = o * alpha[:, :, None] + (parts * w[:, :, :, None]).sum(axis=2)
-    #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
-    o = np.where((total == 0)[:, :, None], np.float32(0), divide(o, total[:, :, None]))
+    #: combine -> l, o, lse    weighted mean; no key at all gives 0 and -inf
+    l = np.where(total == 0, np.float32(0), divide(np.float32(1), total))
+    o = o * l[:, :, None]
     lse = np.where(total == 0, np.float32(-np.inf), top + log(total))
     #: store
     rows = batch[:, None], q_row, head  #- address

@@ -179,6 +179,8 @@ def with_tiles(config: WalkConfig, problem: DecodeProblem, features: Features, i
     walks = []
     for one in config.walks:
         schedule = one.schedule
-        cut = {"together": schedule.together, "heads": schedule.heads, "overhead": schedule.overhead}
-        walks.append(replace(one, wide=listed_constants(*sizes, **cut) if tiles_walk(schedule) else None))
+        wide = listed_constants(
+            *sizes, together=schedule.together, overhead=schedule.overhead, heads=schedule.heads
+        )
+        walks.append(replace(one, wide=wide if tiles_walk(schedule) else None))
     return WalkConfig(tuple(walks))

@@ -416,8 +416,9 @@ def join(
         top = highest
         #: add -> o
         o = o * alpha[:, None] + tl.sum(parts * w[:, :, None], 1)
-    #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
-    o = tl.where((total == 0)[:, None], 0.0, o / total[:, None])
+    #: combine -> l, o, lse    weighted mean; no key at all gives 0 and -inf
+    l = tl.where(total == 0, 0.0, 1.0 / total)
+    o = o * l[:, None]
     lse = tl.where(total == 0, -float("inf"), top + tl.log(total))
     #: store
     o_at = o_ptr + batch * o_strides.batch + q_row * o_strides.token + head * o_strides.head  #- address

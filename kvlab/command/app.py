@@ -209,7 +209,9 @@ def budget(
     degree: Annotated[int, typer.Option("--tensor-parallel", "-t", help="Ranks; bytes are those of one.")] = 1,
     memory: Annotated[str | None, typer.Option("--memory", "-m", help="Of a card, 80GB say: what fits.")] = None,
     weights: Annotated[str | None, typer.Option("--weights", help="Bytes on one rank; by default estimated.")] = None,
-    utilisation: Annotated[float, typer.Option("--utilisation", help="Share of the memory that is used.")] = 0.9,
+    utilisation: Annotated[
+        float | None, typer.Option("--utilisation", help="Share of the memory that is used, by default 0.9.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A chart: .svg, .html or .png.")] = None,
     json: Json = False,
 ) -> None:
@@ -221,7 +223,11 @@ def budget(
     from kvlab.command.budgets import budgeted
 
     how = {"kv_dtype": kv_dtype, "page_size": page_size, "degree": degree}
-    card = None if memory is None else {"memory": memory, "weights": weights, "utilisation": utilisation}
+    for option, value in (("weights", weights), ("utilisation", utilisation)):
+        if memory is None and value is not None:
+            raise ValueError(f"{option} is {value!r}: must be left out but beside --memory")
+    used = 0.9 if utilisation is None else utilisation
+    card = None if memory is None else {"memory": memory, "weights": weights, "utilisation": used}
     budgeted(config, values or (), how, tokens, card, output).give(json)
 
 

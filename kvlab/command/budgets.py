@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from kvlab.command.answers import Answer
+from kvlab.command.answers import Answer, check_output
 from kvlab.command.calls import literals
 from kvlab.common.checks import require, shown
 from kvlab.formats import CardFit, KVBudget, KVRequest, kv_budget
@@ -54,7 +54,8 @@ def budgeted(
     how      its options that have a name of their own in the command
     card     arguments of ``KVBudget.fit``, or None
     """
-    more = literals(given)
+    check_output(output, ".svg", ".html", ".png")
+    more = literals(given, "'mtp=True' or 'align=4096'")
     known = set(signature(kv_budget).parameters) - {"config", *how}
     for name in more:
         require(name in known, f"option is {shown(name)}", f"one of {', '.join(sorted(known))}")

@@ -53,26 +53,29 @@ def arguments(texts: Iterable[str], fill: str) -> dict[str, Any]:
     >>> made["q"].shape, made["lens"].tolist(), made["at"].tolist(), made["n"].tolist(), made["causal"]
     ((2, 4), [7, 7], [0, 2, 5], [0, 0], True)
     """
-    pairs = [_pair(text, "'q=2x8x64:bf16' or 'causal=True'") for text in texts]
-    arrays = ((name, value, _ARRAY.fullmatch(value)) for name, value in pairs)
+    pairs = _pairs(texts, "'q=2x8x64:bf16' or 'causal=True'")
+    arrays = ((name, value, _ARRAY.fullmatch(value)) for name, value in pairs.items())
     return {name: _array(name, array, fill) if array else _literal(value) for name, value, array in arrays}
 
 
-def literals(texts: Iterable[str]) -> dict[str, Any]:
+def literals(texts: Iterable[str], like: str = "'x=*bf16' or 'BM=64'") -> dict[str, Any]:
     """The values of ``NAME=VALUE`` texts: literals of Python, or text, as the types of a kernel's arguments are.
+    ValueError, with ``like`` as an example, for another text, and for a name that is there twice.
 
     >>> literals(["x=*bf16", "n=i32:16", "BM=64"])
     {'x': '*bf16', 'n': 'i32:16', 'BM': 64}
     """
-    pairs = (_pair(text, "'x=*bf16' or 'BM=64'") for text in texts)
-    return {name: _literal(value) for name, value in pairs}
+    return {name: _literal(value) for name, value in _pairs(texts, like).items()}
 
 
-def _pair(text: str, like: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise ValueError(f"argument is {text!r}: must be NAME=VALUE, {like} say")
-    return name, value
+def _pairs(texts: Iterable[str], like: str) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        require(equals and name.isidentifier(), f"argument is {text!r}", f"NAME=VALUE, {like} say")
+        require(name not in out, f"argument is {text!r} after {name}={out.get(name)}", "given once")
+        out[name] = value
+    return out
 
 
 def _array(name: str, match: re.Match[str], fill: str) -> Any:

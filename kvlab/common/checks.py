@@ -124,6 +124,19 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def one_index(name: str, value: Any, size: int) -> int:
+    """``value`` as an int in ``[0, size)``: as :func:`index`, and ValueError for an array.
+
+    >>> one_index("page", [0, 1], 4)
+    Traceback (most recent call last):
+        ...
+    ValueError: page is [0, 1]: must be one integer
+    """
+    array = index(name, value, size)
+    require(array.ndim == 0, f"{name} is {shown(value)}", "one integer")
+    return int(array)
+
+
 def plain(value: Any) -> Any:
     """An int for an array without axes, the array itself otherwise."""
     return value if np.ndim(value) else int(value)

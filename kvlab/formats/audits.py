@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from kvlab.common.arrays import dtype_of, in_cpu_memory, to_numpy
-from kvlab.common.checks import integers, require
+from kvlab.common.checks import flag, integers, is_integer, require, shown
 from kvlab.common.drawn import Drawn
 from kvlab.memory import POISON
 
 from .codec import Bytes, as_bytes
 from .field import Field, Piece
-from .format import Format
+from .format import Format, check_formats
 from .stored import STORED
 
 SHOWN = 20
@@ -131,16 +132,23 @@ def audit(
     nan: k of page 2, slot 1, head 0, dim 5
     """
     made = format_of_cache(cache) if format is None else format
+    check_formats(format=made)
     flat = as_bytes(cache, "cache")
     require(flat.size == made.nbytes, f"cache has {flat.size} bytes", f"{made.nbytes}, as the format has")
-    low, high = scale_range
-    require(0 <= low < high, f"scale_range is {scale_range}", "two magnitudes, the smaller first")
+    two = isinstance(scale_range, Sequence) and len(scale_range) == 2 and all(isinstance(x, Real) for x in scale_range)
+    good = two and 0 <= scale_range[0] < scale_range[1]
+    require(good, f"scale_range is {shown(scale_range)}", "two magnitudes, the smaller first")
+    shared_prefix = flag("shared_prefix", shared_prefix)
+    require(padding is None or is_integer(padding), f"padding is {shown(padding)}", "an entry of the table, or None")
     pages, slots = made.sizes.get("page", 1), made.sizes.get("slot", 1)
+    which = np.asarray(poisoned)
+    fits = which.dtype == np.bool_ and which.shape in ((), (pages, slots))
+    require(fits, f"poisoned is {shown(poisoned)}", f"True, False, or bools [{pages}, {slots}]")
     found = _Found()
     used, owners = _look_at_table(found, table, lengths, pages, slots, shared_prefix, padding)
     for field in made.fields:
         _look_at_field(found, field, flat, used, scale_range)
-    empty = ~used & (np.asarray(poisoned, np.bool_) if np.ndim(poisoned) else bool(poisoned))
+    empty = ~used & which
     if empty.any():
         _look_for_strays(found, made, flat, empty)
     return Audit(tuple(found.flaws), found.counts, used, owners)
@@ -153,7 +161,8 @@ def in_numpy(given: Any, name: str) -> Any:
 
 def format_of_cache(cache: Any) -> Format:
     """The format of a tensor of one of the usual shapes."""
-    shape, dtype = tuple(getattr(cache, "shape", ())), dtype_of(cache, "cache")
+    require(hasattr(cache, "shape"), f"cache is a {type(cache).__name__}", "an array of NumPy or torch")
+    shape, dtype = tuple(cache.shape), dtype_of(cache, "cache")
     stored = next((one.name for one in STORED.values() if one.bits >= 8 and np.dtype(one.dtype) == dtype), None)
     axes = {
         4: ("page", "slot", "head", "dim"), 5: ("page", "kv", "slot", "head", "dim"),
@@ -358,9 +367,10 @@ def _look_at_scales(found: _Found, field: Field, flat: Bytes, wanted: Mask, limi
     low, high = limits
     kind, sign = field.type, (1 << (field.type.bits - 1)) - 1
     # Without their signs codes of floats are in the order of their magnitudes.
-    least, most = (int(kind.codes([edge])[0]) for edge in limits)
-    least += float(kind.numbers(kind.codes([low]))[0]) < low
-    most -= float(kind.numbers(kind.codes([high]))[0]) > high
+    with np.errstate(over="ignore"):
+        least, most = (int(kind.codes([edge])[0]) for edge in limits)
+        least += float(kind.numbers(kind.codes([low]))[0]) < low
+        most -= float(kind.numbers(kind.codes([high]))[0]) > high
 
     def wrong(codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         size = codes & codes.dtype.type(sign)

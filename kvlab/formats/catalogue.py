@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvlab.common.checks import count, require, shown
 
@@ -258,6 +258,11 @@ CATALOGUE: dict[str, Known] = {
 """The formats that kvlab knows, by name; :func:`known_format` gives one its sizes."""
 
 
+def check_sizes(**sizes: Any) -> dict[str, int]:
+    """The sizes of a cache as integers; ValueError that names the one that is none."""
+    return {name: count(name, size, 1) for name, size in sizes.items()}
+
+
 def known_format(
     name: str, *, layers: int = 1, pages: int = 4, page_size: int = 16, heads: int = 8, dim: int = 128
 ) -> Format:
@@ -272,9 +277,8 @@ def known_format(
         ...
     ValueError: dim is 100: must be a multiple of 8 for vllm.x_split
     """
-    require(name in CATALOGUE, f"name is {shown(name)}", f"one of {', '.join(CATALOGUE)}")
-    given = {"layers": layers, "pages": pages, "page_size": page_size, "heads": heads, "dim": dim}
-    size = {key: count(key, value, 1) for key, value in given.items()}
+    require(isinstance(name, str) and name in CATALOGUE, f"name is {shown(name)}", f"one of {', '.join(CATALOGUE)}")
+    size = check_sizes(layers=layers, pages=pages, page_size=page_size, heads=heads, dim=dim)
     words = {"L": "layers", "P": "pages", "N": "page_size", "H": "heads", "D": "dim"}
     row = size["dim"] // 2 + size["dim"] // 16
 

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.common.arrays import in_cpu_memory, to_numpy
-from kvlab.common.checks import count, require
-from kvlab.common.torch_here import is_torch
+from kvlab.common.checks import count, require, shown
 
 from .field import REPLICA, Field
 
@@ -23,9 +22,18 @@ def as_bytes(buffer: Any, name: str = "buffer") -> Bytes:
     if isinstance(buffer, bytes | bytearray | memoryview):
         whole = not isinstance(buffer, memoryview) or buffer.c_contiguous
         return np.frombuffer(buffer if whole else bytes(buffer), np.uint8)
-    array = to_numpy(in_cpu_memory(buffer), name) if is_torch(buffer) else np.asarray(buffer)
+    return np.ascontiguousarray(numbers(in_cpu_memory(buffer), name)).reshape(-1).view(np.uint8)
+
+
+def numbers(given: Any, name: str) -> np.ndarray[Any, Any]:
+    """What was given as a NumPy array of numbers, or of fields of them; ValueError, naming it, for anything else."""
+    try:
+        array = to_numpy(given, name)
+    except ValueError as reason:
+        require(hasattr(given, "shape"), f"{name} is {shown(given)}", "numbers, in rows of one length")
+        raise reason
     require(array.dtype.kind not in "OUSMm", f"{name} has dtype {array.dtype}", "numbers")
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return array
 
 
 def nibbles(flat: Bytes) -> Bytes:
@@ -42,6 +50,7 @@ def joined(halves: Bytes) -> Bytes:
 
 def pack(fields: Sequence[Field], nbytes: int, codes: Mapping[str, npt.ArrayLike], fill: int) -> Bytes:
     """The bytes of the codes of all fields."""
+    require(isinstance(codes, Mapping), f"codes are {shown(codes)}", "arrays by the names of the fields")
     require(0 <= count("fill", fill) < 256, f"fill is {fill}", "a byte, 0 to 255")
     out = np.full(nbytes, fill, np.uint8)
     for small in (False, True):

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.common.arrays import to_numpy
-from kvlab.common.checks import count, require, shown
-from kvlab.common.checks import index as checked_index
+from kvlab.common.checks import count, one_index, require, shown
 from kvlab.common.drawn import Drawn
 
 from . import codec, text
@@ -73,6 +71,7 @@ class Format(Drawn):
         ValueError: k has pieces slot/1:4 and slot/8:2: must be pieces that tile the axis: the second begins at 4
         """
         require(isinstance(text_of, str) and text_of.strip(), f"text is {shown(text_of)}", "the text of a format")
+        require(isinstance(name, str), f"name is {shown(name)}", "text")
         return cls(text.parse(text_of), name)
 
     def print(self) -> str:
@@ -172,7 +171,7 @@ class Format(Drawn):
         for axis, at in index.items():
             require(axis in AXES, f"axis is {shown(axis)}", f"one of {', '.join(AXES)}")
             whole = self.field(found.part).extent(axis) if axis == "dim" else self.sizes.get(axis, 1)
-            checked_index(axis, at, whole)
+            one_index(axis, at, whole)
         address = int(found.address(**index))
         return address if bits else address // 8
 
@@ -183,7 +182,7 @@ class Format(Drawn):
         >>> known.at(13), known.at(10)
         ('k page 0, slot 1, dim 2; k page 0, slot 1, dim 3', 'padding')
         """
-        byte = int(checked_index("byte", byte, self.nbytes))
+        byte = one_index("byte", byte, self.nbytes)
         said: list[str] = []
         for field in self.fields:
             for bit in range(8 * byte, 8 * byte + 8, min(field.type.bits, 8)):
@@ -223,13 +222,14 @@ class Format(Drawn):
         (68, True)
         """
         names = [part.name for part in self.parts]
-        number = _tensor_scale(tensor_scale)
+        number = check_tensor_scale(tensor_scale)
         require(len(values) == len(names), f"values are {len(values)} arrays", f"{len(names)}: {', '.join(names)}")
         given: dict[str, np.ndarray[Any, Any]] = {}
         for part, value in zip(self.parts, values, strict=True):
-            given_as = to_numpy(value, part.name)
-            require(given_as.dtype.kind not in "cOSU", f"{part.name} has dtype {given_as.dtype}", "real numbers")
-            array = np.asarray(given_as, np.float32)
+            given_as = codec.numbers(value, part.name)
+            require(given_as.dtype.kind != "c", f"{part.name} has dtype {given_as.dtype}", "real numbers")
+            with np.errstate(over="ignore"):
+                array = np.asarray(given_as, np.float32)
             require(array.shape == part.shape, f"{part.name} has shape {array.shape}", f"{part.shape}: {part.axes}")
             scaled = any(field.name == f"{part.name}_scale" for field in self.fields)
             exact = part.type.bits > 4 and not part.type.whole and not scaled
@@ -243,7 +243,7 @@ class Format(Drawn):
 
     def decode(self, buffer: Any, *, tensor_scale: float = 1.0) -> tuple[np.ndarray[Any, np.dtype[np.float32]], ...]:
         """The values in ``buffer``, float32, one array for each of :attr:`parts`."""
-        number, codes = _tensor_scale(tensor_scale), self.unpack(buffer)
+        number, codes = check_tensor_scale(tensor_scale), self.unpack(buffer)
         return tuple(codec.dequantise(self.fields, part, codes, number) for part in self.parts)
 
     def pack(self, codes: Mapping[str, npt.ArrayLike], *, fill: int = 0) -> codec.Bytes:
@@ -271,7 +271,7 @@ class Format(Drawn):
         return importlib.import_module("kvlab.viz").draw_format(self, row=row, page=page, layer=layer)
 
 
-def _tensor_scale(value: Any) -> float:
+def check_tensor_scale(value: Any) -> float:
     """``tensor_scale`` as a number; ValueError for one that is none, or not above 0 in float32."""
     try:
         number = 0.0 if isinstance(value, str | bytes | bool | np.bool_) else float(value)

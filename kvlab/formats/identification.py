@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from kvlab.common.checks import count, require
+from kvlab.common.checks import count, require, shown
 
 from .agreement import agree
-from .catalogue import CATALOGUE, known_format
+from .catalogue import CATALOGUE, check_sizes, known_format
 from .codec import as_bytes
-from .format import Format
+from .format import MOST_APART, Format, check_formats, check_tensor_scale
 
 
 def markers(shape: Sequence[int], part: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -28,7 +29,10 @@ def markers(shape: Sequence[int], part: int = 0) -> np.ndarray[Any, np.dtype[np.
     >>> k.shape, float(np.abs(k).min()) >= 0.5
     ((1, 2, 4, 1, 8), True)
     """
+    require(isinstance(shape, Sequence) and len(shape), f"shape is {shown(shape)}", "the extents of a cache's axes")
     sizes = tuple(count("shape", size, 1) for size in shape)
+    require(prod(sizes) <= MOST_APART, f"shape is {shown(shape)}", f"of at most {MOST_APART} elements")
+    part = count("part", part)
     rng = np.random.default_rng([part, *sizes])
     sign, mantissa = rng.choice([-1, 1], sizes), rng.choice([1, 1.25, 1.5, 1.75], sizes)
     return (sign * mantissa * 2.0 ** rng.integers(-1, 3, (*sizes[:-1], 1))).astype(np.float32)
@@ -77,15 +81,17 @@ def identify(
     >>> found.matches[0][0].print(), len(found.refused)
     ('layer:1 page:2 slot:4 head:2 dim:8 k.f16', 1)
     """
-    flat = as_bytes(buffer)
+    flat, number = as_bytes(buffer), check_tensor_scale(tensor_scale)
     if candidates is None:
-        sizes = {"layers": layers, "pages": pages, "page_size": page_size, "heads": heads, "dim": dim}
+        sizes = check_sizes(layers=layers, pages=pages, page_size=page_size, heads=heads, dim=dim)
         candidates = [made for name in CATALOGUE if (made := _sized(name, sizes)) is not None]
-    require(len(candidates) > 0, "candidates are none", "at least one format")
+    require(isinstance(candidates, Sequence) and len(candidates), f"candidates is {shown(candidates)}",
+            "a sequence of formats")  # fmt: skip
+    check_formats(**{f"candidates[{at}]": made for at, made in enumerate(candidates)})
     refused: dict[str, str] = {}
     groups: list[list[Format]] = []
     for candidate in candidates:
-        words = _refused(candidate, flat, tensor_scale)
+        words = _refused(candidate, flat, number)
         if words:
             refused[candidate.name or candidate.print()] = words
             continue

@@ -14,7 +14,7 @@ from .stored import stored_of
 TOKEN = re.compile(
     r"\s*(\(|\)(?:%{0})?|,|\||pad:{0}|\+{0}|-?[a-z]+(?:/{0})?:{0}(?:@{0})?|[a-z]+(?:_[a-z]+)?\.[a-z]\w*)".replace(
         "{0}", r"\d{1,15}(?!\d)"
-    )
+    ), re.ASCII
 )
 AXIS = re.compile(r"(-?)([a-z]+)(?:/(\d+))?:(\d+)(?:@(\d+))?")
 KINDS = ("scale", "min")

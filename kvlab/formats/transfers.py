@@ -13,7 +13,7 @@ from kvlab.common.arrays import to_numpy
 from kvlab.common.checks import Int64, count, integers, require, shown
 from kvlab.common.drawn import Drawn
 
-from .codec import Bytes
+from .codec import Bytes, numbers
 from .conversion import check_flat, check_same
 from .copies import Copies, copies_of
 from .field import REPLICA, Field
@@ -30,7 +30,7 @@ def heads_of_ranks(heads: int, degree: int) -> Heads:
     >>> heads_of_ranks(4, 2), heads_of_ranks(2, 4), heads_of_ranks(3, 2)
     (((0, 1), (2, 3)), ((0,), (0,), (1,), (1,)), ((0, 1), (1, 2)))
     """
-    heads, degree = count("heads", heads, 1), count("degree", degree, 1)
+    heads, degree = count("heads", heads, 1, 20), count("degree", degree, 1, 12)
     return tuple(tuple(range(rank * heads // degree, -(-(rank + 1) * heads // degree))) for rank in range(degree))
 
 
@@ -144,14 +144,15 @@ class Transfer(Drawn):
         """Put a message where it belongs in a target rank's buffer, uint8."""
         copies, end = self._whole(pair), np.cumsum(self.pairs[pair].length)
         size = int(copies.length.sum()) // 8
-        flat = np.asarray(message).reshape(-1)
+        flat = numbers(message, "message").reshape(-1)
         said = f"message has shape {flat.shape} and dtype {flat.dtype}"
         require(flat.dtype == np.uint8 and flat.size == size, said, f"uint8 [{size}]")
         check_flat(target, "target", self.target.local(pair[1]).nbytes)
         Copies(end - copies.length, copies.target, copies.length).apply(flat, to_numpy(target, "target"))
 
     def _whole(self, pair: tuple[int, int]) -> Copies:
-        require(pair in self.pairs, f"pair is {shown(pair)}", f"one of {', '.join(map(str, self.pairs))}")
+        known = isinstance(pair, tuple) and pair in self.pairs
+        require(known, f"pair is {shown(pair)}", f"one of {', '.join(map(str, self.pairs))}")
         require(self.pairs[pair].whole, f"pair {pair} copies half bytes", "transferred by apply")
         return self.pairs[pair]
 
@@ -160,16 +161,24 @@ class Transfer(Drawn):
 
         sources    a buffer for each source rank
         """
-        require(len(sources) == self.source.degree, f"sources are {len(sources)}", f"{self.source.degree}, one a rank")
-        flat = [self.source.local(rank).bytes_of(one, "sources") for rank, one in enumerate(sources)]
+        mine = _one_a_rank("sources", sources, self.source.degree)
+        flat = [self.source.local(rank).bytes_of(one, f"sources[{rank}]") for rank, one in enumerate(mine)]
         sizes = [self.target.local(rank).nbytes for rank in range(self.target.degree)]
-        out = [np.zeros(size, np.uint8) for size in sizes] if targets is None else list(targets)
-        require(len(out) == len(sizes), f"targets are {len(out)}", f"{len(sizes)}, one a rank")
+        made = [np.zeros(size, np.uint8) for size in sizes] if targets is None else targets
+        out = _one_a_rank("targets", made, self.target.degree)
         for rank, (one, size) in enumerate(zip(out, sizes, strict=True)):
             check_flat(one, f"targets[{rank}]", size)
         for (source, target), copies in self.pairs.items():
             copies.apply(flat[source], to_numpy(out[target], "targets"))
         return out
+
+
+def _one_a_rank(name: str, given: Any, degree: int) -> list[Any]:
+    """A buffer of each rank; ValueError for something else."""
+    several = isinstance(given, list | tuple) or getattr(given, "ndim", 0) > 0
+    require(several, f"{name} is {shown(given)}", f"a list of {degree} buffers, one a rank")
+    require(len(given) == degree, f"{name} are {len(given)}", f"{degree}, one a rank")
+    return list(given)
 
 
 @dataclass(frozen=True)
@@ -217,6 +226,8 @@ def transfer(
     given = ((source, source_heads, source_pages, "source"), (target, target_heads, target_pages, "target"))
     for number, (made, heads, pages, name) in enumerate(given):
         shared = heads_of_ranks(total, degrees[number]) if heads is None else _given(heads, total, name)
+        what = f"degrees is {degrees}, {name}_heads are of {len(shared)} ranks"
+        require(heads is None or degrees[number] in (1, len(shared)), what, "of as many, or left out")
         for mine in shared:
             try:
                 _local(made, len(mine))
@@ -249,6 +260,8 @@ def transfer(
 
 def _given(heads: Sequence[Sequence[int]], total: int, name: str) -> Heads:
     """Heads of ranks as given; ValueError for a head that is none, is out of order, or belongs to nobody."""
+    ranks = isinstance(heads, Sequence) and all(isinstance(mine, Sequence | np.ndarray) for mine in heads)
+    require(ranks, f"{name}_heads is {shown(heads)}", "the heads of each rank: [[0, 1], [2, 3]]")
     out = tuple(tuple(integers(f"{name}_heads", list(mine)).tolist()) for mine in heads)
     for mine in out:
         good = mine and list(mine) == sorted(set(mine)) and 0 <= mine[0] and mine[-1] < total
@@ -263,8 +276,9 @@ def _pages(made: Format, pages: Any, name: str) -> Int64:
     pool = made.sizes.get("page", 1)
     if pages is None:
         return np.arange(pool)
-    array = integers(f"{name}_pages", pages).ravel()
-    good = array.size > 0 and array.min() >= 0 and array.max() < pool and np.unique(array).size == array.size
+    array = integers(f"{name}_pages", pages)
+    apart = array.ndim == 1 and np.unique(array).size == array.size > 0
+    good = apart and array.min() >= 0 and array.max() < pool
     require(good, f"{name}_pages is {shown(array.tolist())}", f"different pages in [0, {pool})")
     return array
 

@@ -40,7 +40,8 @@ class Watch:
     """
 
     def __init__(self, cache: Any, table: Any, lengths: Any, **how: Any) -> None:
-        self.format: Format = how.pop("format", None) or format_of_cache(cache)
+        given = how.pop("format", None)
+        self.format: Format = format_of_cache(cache) if given is None else given
         self._flat, self._how, self._cache = self._shared(cache), how, cache
         first = audit(cache, table, lengths, format=self.format, **how)
         self._empty = np.zeros_like(first.used)
@@ -48,6 +49,7 @@ class Watch:
 
     def _shared(self, cache: Any) -> Any:
         """The cache's bytes: NumPy's, or a tensor's on a GPU."""
+        require(hasattr(cache, "shape"), f"cache is a {type(cache).__name__}", "an array of NumPy or torch")
         array: Any = cache if on_gpu(cache) else to_numpy(cache, "cache")
         fits = array.is_contiguous() if on_gpu(cache) else array.flags.c_contiguous and array.flags.writeable
         require(

@@ -174,6 +174,12 @@ def test_every_example_is_a_call(name):
         (("lockstep", "kernels.py:scale"), "'kernels.py:scale' is a kernel: must be followed by its twin"),
         (("lockstep", "kernels.py:scale", "twins.py:scale"), "there is no file kernels.py"),
         (("bench", "speed"), "benchmark is 'speed': must be one of attention"),
+        (("budget", "qwen3-8b", "mtp=True", "mtp=False"), "argument is 'mtp=False' after mtp=True: must be given once"),
+        (("explain", "mha_decode_paged", "q=2:i32", "q=3:i32"), "argument is 'q=3:i32' after q=2:i32: must be given"),
+        (("budget", "qwen3-8b", "mtp"), "argument is 'mtp': must be NAME=VALUE, 'mtp=True' or 'align=4096' say"),
+        (("budget", "qwen3-8b", "--weights", "9GB"), "weights is '9GB': must be left out but beside --memory"),
+        (("budget", "qwen3-8b", "--utilisation", "1"), "utilisation is 1.0: must be left out but beside --memory"),
+        (("budget", "qwen3-8b", "-o", "nowhere/x.svg"), "must be in a folder that there is"),
     ],
 )
 def test_bad_input_is_told_in_one_line(kvlab, argv, says):

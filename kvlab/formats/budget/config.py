@@ -130,6 +130,12 @@ class ModelConfig:
             value = default
         return count(name, value, least, 32)
 
+    def listed(self, field: str) -> set[int]:
+        """A field as numbers of layers, none where it is missing; ValueError that names it if it is no list of them."""
+        name, value = self.named(field)
+        require(value is None or isinstance(value, list | tuple), f"{name} is {shown(value)}", "a list of layers")
+        return {count(f"{name}[{at}]", one) for at, one in enumerate(value or ())}
+
     @property
     def layers(self) -> int:
         """Number of layers, at most 4096."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvlab.common.checks import count, require, shown
+from kvlab.common.checks import require, shown
 
 from .config import ModelConfig
 
@@ -110,9 +110,7 @@ def kinds_of(config: ModelConfig) -> list[str]:
         return ["full" if i % period == offset else "linear" for i in every]
     for name, other in (("attn_layer_indices", "linear"), ("full_attn_idxs", "conv")):
         if config.get(name) is not None:
-            listed = config.get(name)
-            require(isinstance(listed, list | tuple), f"{name} is {shown(listed)}", "a list of layers")
-            chosen = {count(name, i) for i in listed}
+            chosen = config.listed(name)
             return ["full" if i in chosen else other for i in every]
     if config.get("full_attention_interval") is not None:
         interval = config.number("full_attention_interval")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvlab.common.checks import require, shown
+from kvlab.common.checks import count, require, shown
 
 from .config import ModelConfig
 from .layers import Layer, State, heads_of
@@ -61,9 +61,10 @@ def _recurrent(config: ModelConfig, state: State) -> int:
 def _mlp(config: ModelConfig, layer: int) -> tuple[int, int]:
     """Parameters of the experts of a layer, and of the rest of its MLP."""
     hidden, inner = config.number("hidden_size"), config.get("intermediate_size")
-    inner = inner[layer] if isinstance(inner, list) and layer < len(inner) else config.number("intermediate_size")
+    listed = isinstance(inner, list) and layer < len(inner)
+    inner = count(f"intermediate_size[{layer}]", inner[layer], 1, 32) if listed else config.number("intermediate_size")
     experts = config.number("num_experts", 0, least=0)
-    dense = layer < config.number("first_k_dense_replace", 0, least=0) or layer in (config.get("mlp_only_layers") or ())
+    dense = layer < config.number("first_k_dense_replace", 0, least=0) or layer in config.listed("mlp_only_layers")
     period = config.number("expert_layer_period", config.number("decoder_sparse_step", 1))
     offset = config.number("expert_layer_offset", period - 1, least=0)
     if experts < 2 or dense or layer % period != offset:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvlab.common.checks import one_of
+
 from ..pen.axis import QUIET
 from ..pen.legend import keys
 from ..pen.palette import BANKS
@@ -48,9 +50,7 @@ def draw_format(
     'A row of mla.656: 656 bytes of latent, latent_scale, rope'
     """
     for name, value in (("page", page), ("layer", layer)):
-        count = layout.sizes.get(name, 1)
-        if not 0 <= value < count:
-            raise ValueError(f"{name} is {value}: must be in [0, {count})")
+        one_of(name, value, layout.sizes.get(name, 1), f"{name}s")
     place = _place(layout, page, layer, row)
     canvas = Canvas()
     _cells(canvas, layout, place, mark)

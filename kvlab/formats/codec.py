@@ -26,7 +26,7 @@ def as_bytes(buffer: Any, name: str = "buffer") -> Bytes:
 
 
 def numbers(given: Any, name: str) -> np.ndarray[Any, Any]:
-    """What was given as a NumPy array of numbers, or of fields of them; ValueError, naming it, for anything else."""
+    """Array of NumPy over what was given: numbers, or fields of them. ValueError, naming it, for anything else."""
     try:
         array = to_numpy(given, name)
     except ValueError as reason:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from kvlab.attention import Rope, kv_store_paged, mha_decode_paged, mha_prefill, mha_prefill_paged
+from kvlab.attention.call.checks import check_dtype
 from kvlab.attention.call.ragged import check_offsets
+from kvlab.attention.features.heads import check_heads_array
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.masks import NullMask
 from kvlab.common.checks import count, require
@@ -50,13 +52,18 @@ LACKING: dict[str, tuple[str, Any]] = {
 
 
 class Version3Options(TypedDict, total=False):
-    """Keywords of version 3, in all three calls, and kvlab's ``backend``."""
+    """Keywords of version 3, in all three calls, with those of SGLang's (``sinks``, ``ver``) and of vLLM's
+    (``s_aux``, ``fa_version``), and kvlab's ``backend``."""
 
     qv: Tensor | None
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
     attention_chunk: int
+    sinks: Tensor | None
+    s_aux: Tensor | None
+    ver: int
+    fa_version: int
     pack_gqa: None
     sm_margin: int
     backend: Any
@@ -104,6 +111,9 @@ def flash_attn_func(
     qv             None, or a second query ``[B, S, Hq, Dv]`` of V, as of
                    :func:`~kvlab.attention.mha_decode_paged`
     attention_chunk  0, or keys of a chunk: a query sees those of its own
+    sinks, s_aux   None, or ``[Hq]``, by either name: a logit of each head that counts as a key without a value, in lse
+                   too
+    ver, fa_version  of flash-attention, at least 2: which of its kernels would run; kvlab chooses its own
     return_attn_probs  return ``(out, lse, None)``: lse ``[B, Hq, S]``, float32, natural logarithm, +inf for a row
                    without a key, whose output is 0. Probabilities are not kept
 
@@ -127,7 +137,7 @@ def flash_attn_func(
         )
         return (*found, None) if return_attn_probs else found[0]
     options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    options |= _scales(version_3, q, k, v)
+    options |= _of_heads(version_3, q, k, v)
     out, lse = _with_whole_rows(mha_prefill, (q, k, v), options)
     return (out, _heads_first(lse), None) if return_attn_probs else out
 
@@ -169,7 +179,7 @@ def flash_attn_varlen_func(
     )
     count("max_seqlen_k", max_seqlen_k)
     options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    options |= {"max_seqlen_q": max_seqlen_q, **_scales(version_3, q, k, v)}
+    options |= {"max_seqlen_q": max_seqlen_q, **_of_heads(version_3, q, k, v)}
     if block_table is None:
         lacks("keys of a sequence lie one after the other; pages with a block_table may be used in part",
               seqused_k=seqused_k, qv=version_3.get("qv"))
@@ -240,7 +250,7 @@ def flash_attn_with_kvcache(
         cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens, alibi_slopes=alibi_slopes, qv=qv,
     )
     options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    options |= {"leftpad_k": cache_leftpad, **_scales(version_3, q, k_cache, v_cache)}
+    options |= {"leftpad_k": cache_leftpad, **_of_heads(version_3, q, k_cache, v_cache)}
     require(page_table is None or block_table is None, "block_table and page_table are given", "one of them")
     _check_axes("q", q, cu_seqlens_q, "cu_seqlens_q")
     batch = int(q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
@@ -334,6 +344,8 @@ def _check_version_3(given: Any, kind: type) -> None:
         if name in LACKING:
             why, neutral = LACKING[name]
             lacks(why, neutral, **{name: value})
+    for name in ("ver", "fa_version"):
+        count(name, given.get(name, 3), 2)
     lacks(NO_SPLITS, 0, 1, num_splits=given.get("num_splits", 1))
 
 
@@ -362,9 +374,16 @@ def _heads_first(lse: Tensor) -> Tensor:
     return lse.masked_fill(lse == -math.inf, math.inf).transpose(-1, -2).contiguous()
 
 
-def _scales(given: Any, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """The keywords of the scales that are given. ValueError for one of what is not fp8."""
+def _of_heads(given: Any, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """The keywords of the scales and sinks that are given. ValueError for a scale of what is not fp8."""
     found = {}
+    sinks = [name for name in ("sinks", "s_aux") if given.get(name) is not None]
+    require(len(sinks) < 2, "sinks and s_aux are given", "one of them")
+    for name in sinks:
+        found["sinks"] = given[name]
+        checked_tensors(**{name: given[name]})
+        check_heads_array(name, given[name], q)
+        check_dtype(name, given[name])
     for name, array in (("q", q), ("k", k), ("v", v)):
         scale = given.get(f"{name}_descale")
         if scale is not None:

@@ -142,11 +142,13 @@ def unified_attention(
     into ``out`` ``[total, Hq, Dv]``.
 
     k, v           ``[blocks, block_size, Hkv, ..]`` of q's dtype or float8_e4m3fn; uint8 with kv_cache_dtype "fp8"
-    cu_seqlens_q   integers ``[B + 1]``: where each sequence's new tokens start in q, the longest ``max_seqlen_q``
+    cu_seqlens_q   integers ``[B + 1]``: where each sequence's new tokens start in q, the longest ``max_seqlen_q``; rows
+                   of q and out behind the last are padding, in which out may hold anything
     seqused_k      integers ``[B]``: keys of each, the new ones among them; ``max_seqlen_k``, the most, is not needed
     window_size    ``(left, right)`` keys beside that of the query, below 0 for no bound
     block_table    integers ``[B, columns]``
-    k_descale, v_descale  of fp8: float32 ``[B, Hkv]``, numbers or None; not read for other caches
+    k_descale, v_descale  of fp8: float32 ``[B, Hkv]``, numbers or None; for other caches 1, which is not looked at on a
+                   GPU
     kv_cache_dtype  kvlab's own keyword: what bytes of uint8 are
     sinks          ``[Hq]``: a logit of each head that counts as a key without a value
 
@@ -177,9 +179,15 @@ def unified_attention(
     k, v = (_viewed(name, cache, more.get("kv_cache_dtype", "auto")) for name, cache in (("k", k), ("v", v)))
     if k.dtype == torch.float8_e5m2:
         raise NotImplementedError(f"k is of {k.dtype}: must be float8_e4m3fn to be attended to; e5m2 can be stored")
-    scales = {name: _given(scale) for name, array, scale in (
-        ("q_scale", q, q_descale), ("k_scale", k, k_descale), ("v_scale", v, v_descale))
-        if is_fp8(array) and scale is not None}
+    scales = {}
+    for name, array, scale in (("q", q, q_descale), ("k", k, k_descale), ("v", v, v_descale)):
+        if is_fp8(array) and scale is not None:
+            scales[f"{name}_scale"] = _given(scale)
+        elif scale is not None and (not isinstance(scale, Tensor) or in_sight(scale)):
+            one = bool(torch.as_tensor(scale).eq(1).all())
+            require(one, f"{name}_descale is {shown(scale)}, {name} is of {array.dtype}", "1 but for fp8")
+    if in_sight(cu_seqlens_q) and cu_seqlens_q.ndim == 1 and cu_seqlens_q.numel() and out.shape[:1] == q.shape[:1]:
+        q, out = (rows[: max(int(cu_seqlens_q[-1]), 0)] for rows in (q, out))
     options: dict[str, Any] = {
         "scale": softmax_scale, "softcap": softcap or 0.0, "alibi_slopes": alibi_slopes, "sinks": sinks, "out": out,
         "kv_layout": more.get("kv_layout", "NHD"), "backend": more.get("backend", "auto"), **scales,

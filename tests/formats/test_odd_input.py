@@ -82,7 +82,7 @@ def budget(**fields: Any) -> Any:
         (lambda: audit(CACHE, [[0]], [1], shared_prefix="no"), "shared_prefix is 'no': must be True or False"),
         (lambda: audit(CACHE, [[0]], [1], poisoned=2), "poisoned is 2: must be True, False, or bools [4, 4]"),
         (lambda: audit(CACHE, [[0]], [1], poisoned=np.zeros((3, 4), np.bool_)), "must be True, False, or bools [4, 4]"),
-        (lambda: Watch(CACHE.tolist(), [[0]], [1], format=known_format("mla.656")), "cache is a list: must be an array"),
+        (lambda: Watch(CACHE.tolist(), [[0]], [1], format=MADE), "cache is a list: must be an array of NumPy or torch"),
         (lambda: Watch(CACHE, [[0]], [1], format={}), "format is {}: must be a Format"),
         (lambda: budget(intermediate_size=[8, None]), "intermediate_size[1] is None: must be an integer"),
         (lambda: budget(mlp_only_layers=3), "mlp_only_layers is 3: must be a list of layers"),

@@ -226,6 +226,24 @@ def test_ragged_queries_over_pages() -> None:
         close(by_used[i:j], exact(q[i:j], k, v, causal=True)[0], torch.float32)
 
 
+@pytest.mark.parametrize("name", ["sinks", "s_aux"])
+def test_sinks(name: str) -> None:
+    """A logit of each head, of all three calls, by the name of SGLang's and of vLLM's; versions choose nothing."""
+    q, k, v, sinks = randn(2, 6, 4, 32), randn(2, 9, 2, 32), randn(2, 9, 2, 32, tag=1), torch.linspace(-1.0, 3.0, 4)
+    more: Case = {name: sinks, "causal": True, "backend": "emulator", "ver" if name == "sinks" else "fa_version": 3}
+    out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, **more)
+    few, _ = flash_attn_with_kvcache(q[:, :2], k, v, cache_seqlens=9, return_softmax_lse=True, **more)
+    many = flash_attn_with_kvcache(q, k, v, **more)
+    ragged = flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), torch.tensor([0, 6, 12]),
+                                    torch.tensor([0, 9, 18]), 6, 9, **more)
+    for b in range(2):
+        expected, expected_lse = exact(q[b], k[b], v[b], causal=True, sinks=sinks)
+        close(lse[b].T, expected_lse, torch.float32)
+        for found in (out[b], many[b], ragged[6 * b : 6 * b + 6]):
+            close(found, expected, torch.float32)
+        close(few[b], exact(q[b, :2], k[b], v[b], causal=True, sinks=sinks)[0], torch.float32)
+
+
 @pytest.mark.parametrize("S", [2, 6])
 def test_qv(S: int) -> None:
     """A query of V, too, of all three calls: as of keys that have V behind them, by their own scale."""
@@ -271,6 +289,7 @@ def test_a_whole_graph() -> None:
     assert int((alone != caches).any(-1).any(-1).sum()) == 4
 
 
+SINKS = torch.ones(4)
 Q, KV, CACHE = torch.zeros(1, 2, 4, 32), torch.zeros(1, 5, 2, 32), torch.zeros(3, 8, 2, 32)
 LACKING: dict[str, tuple[Any, Case]] = {
     "dropout_p is 0.1": (flash_attn_func, {"dropout_p": 0.1}),
@@ -291,6 +310,12 @@ WRONG: dict[str, tuple[Any, Case]] = {
     "window_size is 4: must be a pair": (flash_attn_func, {"window_size": 4}),
     "causal is 1: must be True or False": (flash_attn_func, {"causal": 1}),
     "q_descale is given, q is of torch.float32": (flash_attn_func, {"q_descale": torch.ones(1, 2)}),
+    "sinks has shape (3,): must be": (flash_attn_func, {"sinks": torch.ones(3)}),
+    "s_aux has shape (3,): must be": (flash_attn_with_kvcache, {"s_aux": torch.ones(3)}),
+    "s_aux is a float: must be a torch tensor": (flash_attn_func, {"s_aux": 1.0}),
+    "sinks and s_aux are given: must be one of them": (flash_attn_func, {"sinks": SINKS, "s_aux": SINKS}),
+    "ver is 1: must be at least 2": (flash_attn_func, {"ver": 1}),
+    "fa_version is '3': must be an integer": (flash_attn_with_kvcache, {"fa_version": "3"}),
     "k has head dimension 16: must be that of q": (flash_attn_func, {"k": KV[..., :16]}),
     "cache_seqlens[0] is 9: must be 0 to 8": (flash_attn_with_kvcache, {"cache_seqlens": 9}),
     "cache_seqlens[0] is 7: must be 0 to 6": (flash_attn_with_kvcache, {"cache_seqlens": 7, "k": Q, "v": Q}),

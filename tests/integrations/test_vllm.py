@@ -80,8 +80,8 @@ def test_unified_attention(name: str, kind: str, fp8: bool) -> None:
         **{"q": q, "k": caches[0], "v": caches[1], "out": out, "cu_seqlens_q": starts, "max_seqlen_q": max(new),
            "seqused_k": torch.tensor(lens, dtype=torch.int32), "max_seqlen_k": max(lens), "softmax_scale": 0.2,
            "causal": True, "window_size": (-1, -1), "block_table": TABLE, "softcap": 0.0, "q_descale": None,
-           "k_descale": descale, "v_descale": descale, "kv_cache_dtype": named, "backend": "emulator",
-           "softmax_segm_max": torch.zeros(1), **given})
+           "k_descale": descale if fp8 else 1.0, "v_descale": descale if fp8 else None,
+           "kv_cache_dtype": named, "backend": "emulator", "softmax_segm_max": torch.zeros(1), **given})
     ends = torch.tensor([0, *itertools.accumulate(lens)])
     for b, (i, j) in enumerate(itertools.pairwise(starts.tolist())):
         k, v = (x[ends[b] : ends[b + 1]] for x in keys)
@@ -91,6 +91,21 @@ def test_unified_attention(name: str, kind: str, fp8: bool) -> None:
                             softcap=given.get("softcap", 0.0), slopes=given.get("alibi_slopes"),
                             sinks=given.get("sinks"))
         close(out[i:j], expected, dtype)
+
+
+@pytest.mark.parametrize("new", [(1, 1), (2, 3)])
+def test_rows_behind_the_last_sequence_are_padding(new: tuple[int, int]) -> None:
+    """A batch that is filled up to the size of a graph gives what it gives without: the same calls, by their bits."""
+    caches = [randn(9, PAGE, HKV, D, tag=i) for i in (1, 2)]
+    q, starts = randn(8, HQ, D), torch.tensor([0, new[0], sum(new)])
+
+    def attended(rows: int) -> Tensor:
+        out = torch.full_like(q[:rows], 7.0)
+        vllm.unified_attention(q[:rows], *caches, out, starts, max(new), torch.tensor([20, 4]), 20, None, True,
+                               (-1, -1), TABLE[:2], 0.0, None, None, 1.0, backend="emulator")
+        return out[: sum(new)]
+
+    assert torch.equal(attended(8), attended(sum(new)))
 
 
 @pytest.mark.parametrize("different", [False, True])
@@ -163,6 +178,8 @@ WRONG: dict[str, Any] = {
     "k has dtype torch.float32: must be uint8 or torch.float8_e4m3fn": lambda: attend(kv_cache_dtype="fp8"),
     "kv_cache_dtype is 'int4': must be one of auto": lambda: attend(kv_cache_dtype="int4"),
     "seqused_k[0] is 50: must be 0 to 48": lambda: attend(seqused_k=torch.tensor([50, 3])),
+    "k_descale is 0.5, k is of torch.float32: must be 1 but for fp8": lambda: attend(k_descale=0.5),
+    "v_descale is a tensor (2, 2), v is of torch.float32: must be 1": lambda: attend(v_descale=torch.zeros(2, 2)),
     "cu_seqlens_q is [0, 2, 2]: must be one token apart": lambda: attend(cu_seqlens_q=torch.tensor([0, 2, 2])),
     "softmax_scale is nan": lambda: attend(softmax_scale=float("nan")),
     "window_size is None": lambda: attend(window_size=None),

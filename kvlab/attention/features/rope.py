@@ -77,7 +77,12 @@ class Rope:
 
     @classmethod
     def of_halves(cls, cos_sin: Any, *, interleaved: bool = False, first: int | None = None) -> Rope:
-        """From ``[positions, R]`` with all cosines before all sines (vLLM's cos_sin_cache), a view."""
+        """From ``[positions, R]`` with all cosines before all sines (vLLM's cos_sin_cache), a view.
+
+        >>> rope = Rope.of_halves(np.arange(8.0).reshape(2, 4), first=0)
+        >>> rope.cos.tolist(), rope.sin.tolist(), rope.interleaved
+        ([[0.0, 1.0], [4.0, 5.0]], [[2.0, 3.0], [6.0, 7.0]], False)
+        """
         half = cos_sin.shape[1] // 2
         return cls(cos_sin[:, :half], cos_sin[:, half:], interleaved, first)
 

@@ -416,3 +416,14 @@ def test_lockstep_of_a_kernel_without_markers(kvlab, tmp_path):
     assert "or its twin cannot be run: NameError: name 'nothing' is not defined" in error
     code, _, error = kvlab("lockstep", "merge_states", "--grid", "3")
     assert (code, "grid is '3': must be left out" in error) == (2, True), error
+
+
+def test_files_of_a_user_hide_no_module(tmp_path):
+    """``python -m kvlab`` in a folder with files called like modules of the standard library and of packages."""
+    for name in ("json", "numpy", "queue", "random", "select", "string", "typing"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('hidden')")
+    command = [sys.executable, "-m", "kvlab", "budget", "smollm2-135m", "--json"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    found = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert json.loads(found.stdout)["bytes_per_token"] == kv_budget("smollm2-135m").bytes_per_token

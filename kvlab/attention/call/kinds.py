@@ -77,7 +77,7 @@ def _gather(arguments: tuple[Any, ...], facts: list[Any]) -> bool:
     type of each, which tells how many facts follow. False if one has no such form.
     """
     torch = torch_here()
-    tensors = () if torch is None else (torch.Tensor, torch.nn.Parameter)
+    tensors, hip = ((), None) if torch is None else ((torch.Tensor, torch.nn.Parameter), torch.version.hip)
     for x in arguments:
         kind = type(x)
         if x is None:
@@ -87,7 +87,7 @@ def _gather(arguments: tuple[Any, ...], facts: list[Any]) -> bool:
                 return False
             wants = x.requires_grad and torch.is_grad_enabled()
             facts += (kind, x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % ALIGNMENT, wants)
-            if torch.version.hip:  # where Triton compiles for memory of less than 2 GB
+            if hip:  # where Triton compiles for memory of less than 2 GB
                 facts.append(x.untyped_storage().nbytes() < 1 << 31)
         elif kind in PLAIN or kind in PLAIN_MASKS or isinstance(x, np.number):
             facts += (kind, x or repr(x))  # 0.0 and -0.0 are equal

@@ -13,13 +13,14 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvlab.common.arrays import to_numpy
-from kvlab.common.checks import require, shown
+from kvlab.common.checks import count, require, shown
 from kvlab.common.dtypes import as_dtype
 
 from .recorded import RecordedCall
@@ -37,7 +38,7 @@ PLANS = {
 RUN = "self", "q", "paged_kv_cache"
 INIT = "self", "float_workspace_buffer", "kv_layout"
 REFUSED = "custom_mask", "packed_custom_mask", "kv_cache_sf"
-MOST_HEADER = 100 << 20
+MOST_HEADER, MOST_RANDOM = 100 << 20, 1 << 32
 _SAFE = {
     "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -133,17 +134,24 @@ def _options(given: Named, dtype: np.dtype[Any]) -> Named:
     options: Named = {}
     for theirs, ours in (("sm_scale", "scale"), ("logits_soft_cap", "softcap"), ("q_scale", "q_scale"),
                          ("k_scale", "k_scale"), ("v_scale", "v_scale"), ("sinks", "sinks")):
-        value: Any = given.get(theirs)
+        value: Any = _number(given, theirs) if ours in ("scale", "softcap") else given.get(theirs)
         scaled = theirs in ("q_scale", "k_scale", "v_scale") and value is not None
         if scaled and dtype.itemsize > 1:  # which kvlab would not look at
             require(np.all(np.equal(value, 1)), f"{theirs} is {shown(value)} with a cache of {dtype}", "1")
             continue
         if value is not None and not (theirs == "logits_soft_cap" and value <= 0):
             options[ours] = value
-    window = given.get("window_left")
+    window = _number(given, "window_left")
     if window is not None and window >= 0:
         options["window"] = (int(window), 0 if given["causal"] else None)
     return options
+
+
+def _number(given: Named, name: str) -> Any:
+    """A number, or None where none is given; ValueError, naming it, for anything else."""
+    value = given.get(name)
+    require(value is None or isinstance(value, Real), f"{name} is {shown(value)}", "a number, or null")
+    return value
 
 
 def table_of(indptr: Any, indices: Any, last: Any, page_size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -246,6 +254,8 @@ def _tensors(folder: Path, which: str) -> Named:
         found = torch.load(saved, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"{saved.name} is no file of tensors: must be one that torch.save wrote ({error})") from None
+    whole = isinstance(found, dict) and all(isinstance(tensor, torch.Tensor) for tensor in found.values())
+    require(whole, f"{saved.name} holds a {type(found).__name__}", "tensors by their names")
     return {name: to_numpy(tensor, name) for name, tensor in found.items()}
 
 
@@ -268,7 +278,7 @@ def safetensors(path: Path) -> Named:
             continue
         kind, shape, place = (entry.get(one) if isinstance(entry, dict) else None
                               for one in ("dtype", "shape", "data_offsets"))
-        require(kind in _SAFE, f"{name}.dtype is {shown(kind)}", f"one of {', '.join(_SAFE)}")
+        require(isinstance(kind, str) and kind in _SAFE, f"{name}.dtype is {shown(kind)}", f"one of {', '.join(_SAFE)}")
         fits = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
         require(fits, f"{name}.shape is {shown(shape)}", "numbers of 0 or more")
         word = _SAFE[str(kind)]
@@ -289,16 +299,17 @@ def safetensors(path: Path) -> Named:
 def _workload(file: Path, definition: Any, line: int, seed: int) -> RecordedCall:
     require(file.is_file(), f"path is {str(file)!r}", "a JSON Lines file of workloads")
     told = list(_lines(file))
-    require(0 <= line < len(told), f"line is {line}", f"0 to {len(told) - 1}, the workloads of {file.name}")
+    known = f"0 to {len(told) - 1}, the workloads of {file.name}"
+    require(count("line", line) < len(told), f"line is {line}", known)
     entry = told[line]
     work = entry.get("workload", entry)
     require(isinstance(work, dict), f"workload is {shown(work)}", "an object")
     if not isinstance(definition, Mapping):
-        definition = json.loads(Path(definition).read_text(encoding="utf-8"))
+        definition = _definition(Path(definition))
     kind, name = definition.get("op_type"), definition.get("name")
     require(str(kind).startswith("gqa_paged"), f"op_type is {shown(kind)}", "gqa_paged")
-    known = entry.get("definition", name)
-    require(known == name, f"definition is {shown(known)}", f"{shown(name)}, as the definition given")
+    stated = entry.get("definition", name)
+    require(stated == name, f"definition is {shown(stated)}", f"{shown(name)}, as the definition given")
     sizes = _sizes(definition.get("axes"), work.get("axes"))
     specs, given = definition.get("inputs"), work.get("inputs")
     require(isinstance(specs, dict), f"inputs of the definition is {shown(specs)}", "an object")
@@ -317,6 +328,16 @@ def _workload(file: Path, definition: Any, line: int, seed: int) -> RecordedCall
         arguments |= {"cu_seqlens_q": made["qo_indptr"], "causal": True}
     told_uuid = str(work.get("uuid", line))
     return RecordedCall.of(f"{name} {told_uuid}", "PagedPrefill" if prefill else "MHADecode", arguments, {})
+
+
+def _definition(file: Path) -> Named:
+    require(file.is_file(), f"definition is {str(file)!r}", "a JSON file")
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"definition is {str(file)!r}: must be JSON ({error})") from None
+    require(isinstance(told, dict), f"definition is {shown(told)}", "an object")
+    return dict(told)
 
 
 def _sizes(axes: Any, bound: Any) -> dict[str, int]:
@@ -339,13 +360,16 @@ def _input(key: str, spec: Any, given: Any, sizes: dict[str, int], folder: Path,
         value = given.get("value")
         require(isinstance(value, int | float), f"inputs.{key}.value is {shown(value)}", "a number")
         return value
-    fits = isinstance(axes, list) and all(one in sizes for one in axes)
+    fits = isinstance(axes, list) and all(isinstance(one, str) and one in sizes for one in axes)
     require(fits, f"inputs.{key}.shape is {shown(axes)}", f"axes among {', '.join(sizes)}")
     shape, word = tuple(sizes[one] for one in axes), spec.get("dtype")
+    require(isinstance(word, str), f"inputs.{key}.dtype is {shown(word)}", "the name of a dtype")
     dtype = as_dtype(word)
     if kind == "random":
         floats = dtype.kind in "fV"
         require(floats, f"inputs.{key}.type is 'random' for {word}", "safetensors: lists of pages have to be given")
+        elements = math.prod(shape)
+        require(elements <= MOST_RANDOM, f"inputs.{key}.shape is {shape}", f"of at most {MOST_RANDOM} random elements")
         return rng.standard_normal(shape, np.float32).astype(dtype)
     require(kind == "safetensors", f"inputs.{key}.type is {shown(kind)}", "random, scalar or safetensors")
     place, member = given.get("path"), given.get("tensor_key")
@@ -353,7 +377,8 @@ def _input(key: str, spec: Any, given: Any, sizes: dict[str, int], folder: Path,
     require(isinstance(place, str) and file.is_file(), f"inputs.{key}.path is {shown(place)}", "a file, from the "
             "workload's folder on")
     arrays = safetensors(file)
-    require(member in arrays, f"inputs.{key}.tensor_key is {shown(member)}", f"one of {', '.join(arrays)}")
+    fits = isinstance(member, str) and member in arrays
+    require(fits, f"inputs.{key}.tensor_key is {shown(member)}", f"one of {', '.join(arrays)}")
     array = arrays[str(member)]
     same = array.shape == shape and array.dtype == dtype
     require(same, f"inputs.{key} is {array.dtype} {array.shape}", f"{dtype} {shape}")

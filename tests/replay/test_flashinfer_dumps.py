@@ -103,6 +103,9 @@ def test_bad_dumps_name_the_field(tmp_path):
         ('"NONE"', '"ROPE_LLAMA"', "pos_encoding_mode is 'ROPE_LLAMA': must be NONE"),
         ('"arg_7": 16', '"arg_7": 32', "page_size is 32: must be that of paged_kv_cache, 16"),
         ('"kwarg_sm_scale": 0.2', '"kwarg_k_scale": 0.5', "k_scale is 0.5 with a cache of bfloat16: must be 1"),
+        ('"kwarg_sm_scale": 0.2', '"kwarg_sm_scale": "0.2"', "sm_scale is '0.2': must be a number, or null"),
+        ('"kwarg_window_left": 11', '"kwarg_window_left": []', "window_left is []: must be a number, or null"),
+        ('"kwarg_logits_soft_cap": 30.0', '"kwarg_logits_soft_cap": ""', "logits_soft_cap is '': must be a number"),
         ('"kwarg_sm_scale": 0.2', '"kwarg_custom_mask": 1', "custom_mask is given: must be left out"),
         ("{", "[", "line 1 of metadata.jsonl is no JSON"),
     ):
@@ -117,6 +120,9 @@ def test_bad_dumps_name_the_field(tmp_path):
         load_flashinfer(run)
     file = run / "inputs.safetensors"
     data = bytearray(file.read_bytes())
+    file.write_bytes(data.replace(b'"dtype": "BF16"', b'"dtype": ["BF"]', 1))
+    with pytest.raises(ValueError, match=r"^arg_1.dtype is \['BF'\]: must be one of BF16"):
+        load_flashinfer(run)
     data[:8] = struct.pack("<Q", 1 << 40)
     file.write_bytes(data)
     with pytest.raises(ValueError, match=r"inputs.safetensors has a header of 1099511627776 bytes: must be within"):
@@ -146,6 +152,23 @@ def test_a_workload_of_a_definition(tmp_path):
     found = load_flashinfer(file, definition)
     assert found.arguments()["seq_lens"].tolist() == [32, 16]
     assert replay(found, quick=True).ok
+    for name, entry in (("q", "shape"), ("q", "dtype")):
+        odd = {**definition, "inputs": {**definition["inputs"], name: {**definition["inputs"][name], entry: [[1]]}}}
+        with pytest.raises(ValueError, match=rf"^inputs.{name}.{entry} is \[\[1\]\]: must be"):
+            load_flashinfer(file, odd)
+    for text, words in (("[1]", r"definition is \[1\]: must be an object"), ("[1", "definition is .*: must be JSON")):
+        (tmp_path / "definition.json").write_text(text)
+        with pytest.raises(ValueError, match=words):
+            load_flashinfer(file, tmp_path / "definition.json")
+    with pytest.raises(ValueError, match=r"definition is '.*none.json': must be a JSON file"):
+        load_flashinfer(file, tmp_path / "none.json")
+    with pytest.raises(ValueError, match=r"line is '0': must be an integer"):
+        load_flashinfer(file, definition, line="0")
+    bound["num_pages"] = 10**9
+    file.write_text(json.dumps(work))
+    with pytest.raises(ValueError, match=r"^inputs.k_cache.shape is .*: must be of at most 4294967296 random elements"):
+        load_flashinfer(file, definition)
+    bound["num_pages"] = 8
     given["kv_indices"] = {"type": "random"}
     file.write_text(json.dumps(work))
     with pytest.raises(ValueError, match=r"^inputs.kv_indices.type is 'random' for int32: must be safetensors"):

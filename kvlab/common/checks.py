@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,6 +94,19 @@ def count(name: str, value: Any, least: int = 0, bits: int | None = 48) -> int:
     require(number >= least, f"{name} is {shown(number)}", f"at least {least}")
     require(bits is None or number >> bits <= 0, f"{name} is {shown(number)}", f"of at most {bits} bits")
     return number
+
+
+def path_of(name: str, value: Any) -> Path:
+    """``value`` as a path. ValueError, naming the argument, for what is none.
+
+    >>> path_of("folder", 3)
+    Traceback (most recent call last):
+        ...
+    ValueError: folder is 3: must be a path, text or os.PathLike
+    """
+    fits = isinstance(value, str | os.PathLike) and "\0" not in str(value)
+    require(fits, f"{name} is {shown(value)}", "a path, text or os.PathLike")
+    return Path(value)
 
 
 def one_of(name: str, value: Any, size: int, what: str) -> int:

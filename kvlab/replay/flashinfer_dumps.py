@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.common.arrays import to_numpy
-from kvlab.common.checks import count, require, shown
+from kvlab.common.checks import count, path_of, require, shown
 from kvlab.common.dtypes import as_dtype
 
 from .recorded import RecordedCall
@@ -62,7 +62,7 @@ def load_flashinfer(
     Tensors are NumPy's. ``.pt`` is read by torch, weights alone. What kvlab has no argument for, and what is no such
     call, is a ValueError that names the field.
     """
-    source = Path(path)
+    source = path_of("path", path)
     if definition is not None:
         return _workload(source, definition, line, seed)
     require(source.is_dir(), f"path is {str(path)!r}", "the folder of a dump, or a file given with its definition")
@@ -305,7 +305,7 @@ def _workload(file: Path, definition: Any, line: int, seed: int) -> RecordedCall
     work = entry.get("workload", entry)
     require(isinstance(work, dict), f"workload is {shown(work)}", "an object")
     if not isinstance(definition, Mapping):
-        definition = _definition(Path(definition))
+        definition = _definition(path_of("definition", definition))
     kind, name = definition.get("op_type"), definition.get("name")
     require(str(kind).startswith("gqa_paged"), f"op_type is {shown(kind)}", "gqa_paged")
     stated = entry.get("definition", name)

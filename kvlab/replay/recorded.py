@@ -8,14 +8,13 @@ import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvlab.attention.call.call import Call
 from kvlab.attention.call.operation import PUBLIC
-from kvlab.common.checks import require, shown
+from kvlab.common.checks import path_of, require, shown
 
 from .array_values import ALIGNMENT, Entry, described, digest, dtype_named, kept, laid_out, reach
 from .compact import compacted
@@ -140,19 +139,18 @@ def load(path: str | os.PathLike[str]) -> RecordedCall:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder, "x.npz")
+    ...     file = os.path.join(folder, "x.npz")
     ...     np.savez(file, q=np.zeros(3))
     ...     load(file)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
     ValueError: ...x.npz has no call.json: must be a file that kvlab.replay recorded
     """
-    source = Path(path)
+    source = path_of("path", path)
+    require(source.is_file(), f"path is {str(path)!r}", "a file")
     try:
         with zipfile.ZipFile(source) as file:
             return _read(file, source.name)
-    except FileNotFoundError:
-        raise ValueError(f"path is {str(path)!r}: must be a file") from None
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
         raise ValueError(f"{source.name} is no whole zip archive ({error}): must be a recorded call") from None
 

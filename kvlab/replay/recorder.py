@@ -22,7 +22,7 @@ import numpy as np
 import kvlab
 from kvlab.attention.call.call import RECORDERS, Call
 from kvlab.common.arrays import on_gpu
-from kvlab.common.checks import count
+from kvlab.common.checks import count, path_of
 from kvlab.common.torch_here import torch_here
 
 from .array_values import described, kept
@@ -42,7 +42,7 @@ class Recorder:
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int = LIMIT, calls: int = CALLS) -> None:
-        self.folder, self.limit, self.calls = Path(folder), count("limit", limit), count("calls", calls)
+        self.folder, self.limit, self.calls = path_of("folder", folder), count("limit", limit), count("calls", calls)
         self.files: list[Path] = []
         self._numbers = itertools.count()
         try:

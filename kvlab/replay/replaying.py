@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,7 +165,7 @@ def replay(
     >>> found.ok, found.repeated, [f"{one.name} of {one.side}" for one in found.comparisons][:2]
     (True, ('reference', 'emulator'), ['out of recorded', 'lse of recorded'])
     """
-    recorded = source if isinstance(source, RecordedCall) else load(Path(source))
+    recorded = source if isinstance(source, RecordedCall) else load(source)
     require(not recorded.missing, f"{recorded.source} lacks {'; '.join(recorded.missing)}",
             "recorded with a larger limit to be run")
     sides = {"recorded": _as_recorded(recorded)}

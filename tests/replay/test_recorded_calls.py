@@ -351,6 +351,11 @@ def test_bad_files_name_the_field(tmp_path):
     for bad in ("half.npz", "none.npz"):
         with pytest.raises(ValueError, match="must be a"):
             load(tmp_path / bad)
+    for odd in (None, 3, b"x", "a\0b", tmp_path):
+        with pytest.raises(ValueError, match=r"^path is .*: must be a (path, text or os.PathLike|file)$"):
+            load(odd)
+    with pytest.raises(ValueError, match="folder is None: must be a path"), recording(None):
+        pass
 
 
 def test_the_command_ends_as_it_says(tmp_path, capfd):

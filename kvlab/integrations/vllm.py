@@ -184,7 +184,7 @@ def unified_attention(
         if is_fp8(array) and scale is not None:
             scales[f"{name}_scale"] = _given(scale)
         elif scale is not None and (not isinstance(scale, Tensor) or in_sight(scale)):
-            one = bool(torch.as_tensor(scale).eq(1).all())
+            one = isinstance(scale, Tensor | int | float) and bool(torch.as_tensor(scale).eq(1).all())
             require(one, f"{name}_descale is {shown(scale)}, {name} is of {array.dtype}", "1 but for fp8")
     if in_sight(cu_seqlens_q) and cu_seqlens_q.ndim == 1 and cu_seqlens_q.numel() and out.shape[:1] == q.shape[:1]:
         q, out = (rows[: max(int(cu_seqlens_q[-1]), 0)] for rows in (q, out))

@@ -179,6 +179,7 @@ WRONG: dict[str, Any] = {
     "kv_cache_dtype is 'int4': must be one of auto": lambda: attend(kv_cache_dtype="int4"),
     "seqused_k[0] is 50: must be 0 to 48": lambda: attend(seqused_k=torch.tensor([50, 3])),
     "k_descale is 0.5, k is of torch.float32: must be 1 but for fp8": lambda: attend(k_descale=0.5),
+    "v_descale is '1', v is of torch.float32: must be 1 but for fp8": lambda: attend(v_descale="1"),
     "v_descale is a tensor (2, 2), v is of torch.float32: must be 1": lambda: attend(v_descale=torch.zeros(2, 2)),
     "cu_seqlens_q is [0, 2, 2]: must be one token apart": lambda: attend(cu_seqlens_q=torch.tensor([0, 2, 2])),
     "softmax_scale is nan": lambda: attend(softmax_scale=float("nan")),

@@ -37,6 +37,7 @@ LAUNCH = ("kernel:launch", "emulator:launch")
 
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 
+FEW_ROWS = 8
 MAX_ROWS = 32
 CTAS_PER_PROCESSOR = 3
 CTAS_OF_ONE_WARP = 8
@@ -130,7 +131,8 @@ def choose_config(
 
     Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
     128 keys. 4 bits are many instructions a byte: a warp alone has 32 keys and waits for none, or four have 128; two
-    tiles are in flight. Large depths take small tiles or more warps, or the registers spill; so does float32, which has
+    tiles are in flight. Of up to 8 rows it has 8, the columns of mma.sync: of its 16 rows half would be idle. Large
+    depths take small tiles or more warps, or the registers spill; so does float32, which has
     no tensor cores to hold its accumulators: more warps, and fewer keys before sm_90.
     Where a tile has no room there are half as many keys and eight warps, or one stage of float32. Beyond 256 columns
     the wide piece of V is the last one, whose columns the warps share out: along the rows each would hold all of them.
@@ -156,6 +158,7 @@ num_warps=4, num_stages=3)
     BM, BN, warps, num_stages = _tile(widths, itemsize, arch, heavy or not one, rows)
     if problem.each == 4 and max(widths) <= 64:
         narrow = BM == 16 and max(widths) <= 32
+        BM = FEW_ROWS if narrow and rows <= FEW_ROWS and not traits(arch).amd else BM
         BN, warps, num_stages = (32, 1, 5) if narrow else (128, 4, 5)
     row_tiles = -(-rows // BM)
     programs = problem.batch * problem.kv_heads * row_tiles

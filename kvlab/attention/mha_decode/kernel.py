@@ -143,15 +143,18 @@ def narrow_all(q):
 
 @triton.jit
 def scores(q, k, blocks, nth_byte, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.constexpr):
-    """S = Q K^T in float32: the sum over the pieces. ``blocks``: scales of K, with BLOCKS, and ``nth_byte``
-    as of ``byte_numbers``.
+    """S = Q K^T in float32: the sum over the pieces; of fewer than 16 rows as S^T = K Q^T. ``blocks``: scales of K,
+    with BLOCKS, and ``nth_byte`` as of ``byte_numbers``.
     """
     s = tl.zeros([q[0].shape[0], k[0].shape[0]], tl.float32)
     for i in tl.static_range(len(k)):
         if EACH > 1:
-            parts = parts_of(k[i], blocks, nth_byte, i, EACH, BLOCKS, PTX)
+            parts = parts_of(k[i], blocks, nth_byte, i, EACH, BLOCKS, PTX, False)
             for j in tl.static_range(EACH):
-                s = tl.dot(q[EACH * i + j], tl.trans(parts[j]), s)
+                if q[0].shape[0] < 16:
+                    s = tl.trans(tl.dot(parts[j], tl.trans(q[EACH * i + j]), tl.trans(s)))
+                else:
+                    s = tl.dot(q[EACH * i + j], tl.trans(parts[j]), s)
         else:
             s = tl.dot(q[i], tl.trans(k[i]), s, input_precision="ieee")
     return s
@@ -160,20 +163,29 @@ def scores(q, k, blocks, nth_byte, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX
 @triton.jit
 def parts_of(
     elements, blocks, nth_byte, i: tl.constexpr, EACH: tl.constexpr, BLOCKS: tl.constexpr, PTX: tl.constexpr,
+    TURNED: tl.constexpr,
 ):
-    """EACH tiles in float16 of the columns of a tile of 16-bit elements, the ``i``-th piece."""
+    """EACH tiles in float16 of the columns of a tile of 16-bit elements, the ``i``-th piece; TURNED: transposed, as
+    they were loaded.
+    """
     if EACH == 2:
         return halves(elements, PTX)
-    elif BLOCKS > 0:
-        return quarters_of_e2m1(elements, of_elements(blocks[i], nth_byte, elements.shape[1], PTX), PTX)
+    tile = tl.trans(elements) if TURNED else elements
+    if BLOCKS > 0:
+        return quarters_of_e2m1(tile, of_elements(blocks[i], nth_byte, elements.shape[1], PTX, TURNED), PTX)
     else:
-        return quarters_of_int4(elements, PTX, BLOCKS < 0)
+        return quarters_of_int4(tile, PTX, BLOCKS < 0)
 
 
 @triton.jit
 def add_values(p, v, o):
-    """O + P V of a piece of V's columns; P is rounded once to the dtype of the product."""
-    return tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
+    """O + P V of a piece of V's columns; P is rounded once to the dtype of the product. Of fewer than 16 rows, with
+    V^T for V, as O^T + V^T P^T.
+    """
+    if p.shape[0] < 16:
+        return tl.trans(tl.dot(v, tl.trans(p.to(v.dtype)), tl.trans(o)))
+    else:
+        return tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
 
 
 @triton.jit
@@ -182,7 +194,7 @@ def accumulate(p, v, o, blocks, nth_byte, EACH: tl.constexpr, BLOCKS: tl.constex
     parts = o[:0]
     for i in tl.static_range(len(v)):
         if EACH > 1:
-            values = parts_of(v[i], blocks, nth_byte, i, EACH, BLOCKS, PTX)
+            values = parts_of(v[i], blocks, nth_byte, i, EACH, BLOCKS, PTX, p.shape[0] < 16)
             for j in tl.static_range(EACH):
                 parts = parts + (add_values(p, values[j], o[EACH * i + j]),)
         else:
@@ -244,7 +256,7 @@ def attend(
         v_at = (  #- address
             v_ptr + kv_head * v_strides.head * C.UNIT, row_at(page, slot, v_strides, C.EACH, C.PTX) * C.UNIT
         )
-        v = load_v(v_at[0], v_at[1], exists, C.DV, C.V0, C.V1)
+        v = load_v(v_at[0], v_at[1], exists, C.DV, C.V0, C.V1, True, BM < 16)
         by_block = value_blocks(features, numbers, page, slot, kv_head, exists, C)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
         o = add_minima(p, o, features, numbers, page, slot, kv_head, exists)

@@ -8,12 +8,17 @@ import triton.language as tl
 
 @triton.jit
 def load_columns(
-    ptr, at, exists, first, columns, WIDTH: tl.constexpr, WHOLE: tl.constexpr, MASKED: tl.constexpr = True
+    ptr, at, exists, first, columns, WIDTH: tl.constexpr, WHOLE: tl.constexpr, MASKED: tl.constexpr = True,
+    TURNED: tl.constexpr = False,
 ):
     """Columns ``[first, first + WIDTH)`` of the rows at ``ptr + at``, 0 at or past ``columns`` (``WHOLE``: there are
-    none) and for rows that do not exist (not ``MASKED``: all do).
+    none) and for rows that do not exist (not ``MASKED``: all do). ``TURNED``: loaded as ``[WIDTH, rows]``, for a
+    product that takes the columns as its rows.
     """
     column = first + tl.arange(0, WIDTH)
+    if TURNED:
+        mask = exists[None, :] if WHOLE else exists[None, :] & (column < columns)[:, None]
+        return tl.trans(tl.load(ptr + at[None, :] + column[:, None], mask=mask, other=0.0))
     tile = ptr + at[:, None] + column[None, :]
     if MASKED:
         mask = exists[:, None] if WHOLE else exists[:, None] & (column < columns)[None, :]
@@ -25,12 +30,13 @@ def load_columns(
 
 @triton.jit
 def load_tile(
-    ptr, at, exists, COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, MASKED: tl.constexpr = True
+    ptr, at, exists, COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, MASKED: tl.constexpr = True,
+    TURNED: tl.constexpr = False,
 ):
     """Rows in pieces of FIRST and, unless it is 0, REST columns."""
-    first = load_columns(ptr, at, exists, 0, COLUMNS, FIRST, COLUMNS >= FIRST, MASKED)
+    first = load_columns(ptr, at, exists, 0, COLUMNS, FIRST, COLUMNS >= FIRST, MASKED, TURNED)
     if REST:
-        return first, load_columns(ptr, at, exists, FIRST, COLUMNS, REST, COLUMNS >= FIRST + REST, MASKED)
+        return first, load_columns(ptr, at, exists, FIRST, COLUMNS, REST, COLUMNS >= FIRST + REST, MASKED, TURNED)
     else:
         return (first,)
 

@@ -8,7 +8,10 @@ softmax and the scale work on the accumulator registers. Every access and every 
 Prefill on sm_80 has eight warps. Where a tile has at least as many query rows as the last product has columns, the
 compiler puts the warps along the rows (``along_rows``): each reads its own rows of Q and all of K and V, a row is in
 four lanes of one warp, and P goes from the accumulator to the next product in its registers. So does decode whose last
-product is narrow."""
+product is narrow.
+
+Decode of 8 rows over 4 bits has one warp, to which K and V^T are the first operand, Q^T and P^T the second
+(``turned``): a row is in eight lanes, and P goes from the accumulator to its operand by shuffles."""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
     hazards : what is in flight, and who waited; checks every access."""
 
     buffer = "cp.async into swizzled rows; ldmatrix"
-    p_path = "shared memory; registers if the last product is no wider than the rows"
+    p_path = "shared memory; registers if the last product is no wider than the rows, or these are 8"
 
     @classmethod
     def shape_of(cls, tile: TileSpec) -> MmaSyncShape:
@@ -52,13 +55,13 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     @property
     def p_in_registers(self) -> bool:
-        """Tells whether the warps lie along the rows."""
-        return self.shape.along_rows
+        """See :class:`MmaSyncShape`."""
+        return self.shape.p_in_registers
 
     @property
     def v_before_p(self) -> bool:
         """Tells whether V is read before P is written: it is converted in its registers."""
-        return self.shape.each > 1 and not self.shape.along_rows
+        return self.shape.each > 1 and not self.p_in_registers
 
     @property
     def stages(self) -> int:
@@ -111,7 +114,10 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
         """The A fragments of P: rounded to the dtype of the product, through shared memory and ldmatrix; or where they
-        lie: two neighbouring accumulators are one operand."""
+        lie: two neighbouring accumulators are one operand. ``turned``, the B fragments of P^T, by shuffles."""
+        if self.shape.turned:
+            layout = self.shape.fragment_map("p")
+            return Fragments(layout.spread(p.tile().astype(self.shape.dtype)), layout)
         if self.shape.along_rows:
             layout = self.shape.fragment_map("p")
             return Fragments(p.values.astype(self.shape.dtype).reshape(-1, *layout.row.shape), layout)
@@ -120,7 +126,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     def p_barriers(self) -> None:
         """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
-        if not self.shape.along_rows:
+        if not self.p_in_registers:
             self.hazards.barrier()
             self.hazards.barrier()
 
@@ -133,11 +139,15 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         return self._zeros(self.shape.columns("v")[1])
 
     def _row_barriers(self) -> None:
-        if not self.shape.along_rows:
+        if not self.p_in_registers:
             super()._row_barriers()
 
     def _by_row(self, x: Fragments, combine: np.ufunc) -> np.ndarray[Any, Any]:
         shape, (rows, columns) = self.shape, x.map.shape
+        if shape.turned:
+            keys = x.values.reshape(self.programs, 8, 4, -1, 2, 2).transpose(0, 2, 5, 1, 3, 4)
+            lane = in_turn(combine, keys.reshape(*keys.shape[:4], -1))
+            return butterfly(combine, lane).reshape(self.programs, rows)
         warps_m, warps_n = min(shape.warps_m, rows // 16), min(shape.warps_n, columns // 8)  # that hold other parts
         parts = x.values.reshape(self.programs, shape.warps, 8, 4, -(-rows // (16 * shape.warps_m)), -1, 2, 2)
         parts = parts[:, : warps_m * warps_n]
@@ -163,7 +173,11 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     def _multiply(self, roles: str, a: Fragments, b: Fragments, c: Fragments) -> Fragments:
         """C += A B, each warp its columns, in float32. The sums over all steps of 16 are those of one matrix product,
-        in its order; hardware, and the chip's arithmetic, go step by step."""
+        in its order; hardware, and the chip's arithmetic, go step by step. ``turned``, C^T += B^T A^T has the same."""
+        if self.shape.turned:
+            right = b.tile().swapaxes(1, 2) if roles == "qk" else b.tile()
+            total = current_arithmetic().products(a.tile()[:, None], right[:, None], c.tile()[:, None])
+            return c.with_values(c.map.spread(total[:, 0]))
         tile_a, tile_b = (_warp_tile(self.shape, role, x.values) for role, x in zip(roles, (a, b), strict=True))
         start = _warp_tile(self.shape, roles, c.values)  # [programs, warps, BM, columns of the warp]
         total = current_arithmetic().products(tile_a, tile_b.swapaxes(2, 3), start)

@@ -33,7 +33,10 @@ class MmaSyncShape:
 
     The warps lie along the keys (Q K^T) and the columns (P V), or with ``along_rows`` along the query rows: each
     reads all of K and V, and P stays in its registers. Where there are more warps than there is to share, the last
-    ones do again what the first do."""
+    ones do again what the first do.
+
+    ``turned``: BM is 8, and one warp takes S^T = K Q^T and O^T = V^T P^T, in which rows of queries are the columns of
+    mma."""
 
     BM: int
     BN: int
@@ -49,16 +52,27 @@ class MmaSyncShape:
     stages: int = 1
 
     def __post_init__(self) -> None:
-        rows, keys = 16 * self.warps_m, 8 * self.warps_n
+        unit = 8 if self.turned else 16
+        rows, keys = unit * self.warps_m, 8 * self.warps_n
         shared_out = (self.BM % rows == 0 or rows % self.BM == 0) and (self.BN % keys == 0 or keys % self.BN == 0)
         for D, BD in (self.columns("k"), self.columns("v")):
-            if self.BM % 16 or self.BN % 32 or not shared_out or BD % 16 or D > BD:
+            if self.BM % unit or self.BN % 32 or not shared_out or BD % 16 or D > BD:
                 raise ValueError(
                     f"{self}: BM and BD must be multiples of 16, BN of 32, D at most BD; BM a multiple or a part of "
-                    f"{rows}, BN of {keys}"
+                    f"{rows}, BN of {keys}; or BM 8 of one warp"
                 )
             if D * self.dtype.itemsize % 16:
                 raise ValueError(f"D {D}: a row of {self.dtype} must be a multiple of 16 bytes")
+
+    @property
+    def turned(self) -> bool:
+        """Tells whether rows of queries are the columns of mma."""
+        return (self.BM, self.warps) == (8, 1)
+
+    @property
+    def p_in_registers(self) -> bool:
+        """Tells whether P comes to its operand without shared memory: where it stands, or ``turned`` by shuffles."""
+        return self.along_rows or self.turned
 
     @property
     def warps_m(self) -> int:
@@ -113,7 +127,7 @@ class MmaSyncShape:
 
     def output_map(self, cols: int) -> FragmentMap:
         """The accumulator ``[BM, cols]`` of S (BN columns) or O: a warp holds columns ``8 (warps_n n + w) + 0..7``, w
-        its number along them, of rows ``16 (warps_m m + w) + 0..15``."""
+        its number along them, of rows ``16 (warps_m m + w) + 0..15``; ``turned``, of S^T and O^T."""
         return _accumulator(self, cols)
 
     def access(self, role: str) -> SharedAccess:
@@ -126,8 +140,10 @@ class MmaSyncShape:
         return _places(self)[1]
 
     def _plan(self, role: str) -> _LanePlan:
-        if role != "p":  # with ``along_rows`` in registers alone
+        if role != "p":  # in registers alone, maybe
             self.place(role)
+        if self.turned:
+            return _turned_plan(self, role)
         if role in ("k", "v"):
             return _k_plan(self) if role == "k" else _v_plan(self)
         return _a_plan(self, self.BN if role == "p" else self.BD)
@@ -158,9 +174,8 @@ def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
     for role, rows, cols in (
         *((f"k{stage}" if stage else "k", shape.BN, shape.BD) for stage in range(shape.stages)),
         ("v", shape.BN, shape.columns("v")[1]),
-        ("q", shape.BM, shape.BD),
-        *((role, shape.BM, shape.BD) for role in Q_ROLES[1 : shape.each]),
-        ("p", shape.BM, 0 if shape.along_rows else shape.BN),
+        *((role, shape.BM, shape.BD) for role in Q_ROLES[: shape.each]),
+        ("p", shape.BM, 0 if shape.p_in_registers else shape.BN),
     ):
         if role == "v" and shape.v_in_k:
             places[role] = places["k"]
@@ -248,11 +263,31 @@ def _a_plan(shape: MmaSyncShape, cols: int) -> _LanePlan:
 @functools.cache
 def _accumulator(shape: MmaSyncShape, cols: int) -> FragmentMap:
     """See ``output_map``."""
+    if shape.turned:
+        _, row, tile = np.ogrid[:1, :1, : cols // 16]
+        return _map(shape, "c", row, 16 * tile, (shape.BM, cols), swap=True)
     tiles_m, tiles_n = _share(shape.BM, 16 * shape.warps_m), _share(cols, 8 * shape.warps_n)
     w, m, n = np.ogrid[: shape.warps, :tiles_m, :tiles_n]
     at_row, at_column = shape.place_of(w)
     row, column = 16 * (shape.warps_m * m + at_row), 8 * (shape.warps_n * n + at_column)
     return _map(shape, "c", row, column, (shape.BM, cols), swap=False)
+
+
+@functools.cache
+def _turned_plan(shape: MmaSyncShape, role: str) -> _LanePlan:
+    """K and V^T as A, an ldmatrix.x4 (V: transposed) a tile of 16 keys x 16 columns; Q^T and P^T as B: an ldmatrix.x4
+    brings 8 rows x 32 columns of Q, an x2 16."""
+    columns = {"v": shape.columns("v")[1], "p": shape.BN}.get(role, shape.BD)
+    lane = np.arange(32)
+    if role in ("k", "v"):
+        _, key, column = np.ogrid[:1, : shape.BN // 16, : columns // 16]
+        layout = _map(shape, "a", 16 * key, 16 * column, (shape.BN, columns), swap=role == "v")
+        lower, upper = (lane // 8 % 2, lane // 16) if role == "k" else (lane // 16, lane // 8 % 2)
+        return _plan(shape, 16 * key[..., None] + 8 * lower + lane % 8, 2 * column[..., None] + upper, layout)
+    _, row, tile = np.ogrid[:1, :1, : columns // 16]
+    layout, matrices = _map(shape, "b", row, 16 * tile, (shape.BM, columns), swap=True), 2 if columns == 16 else 4
+    first = matrices * np.arange(columns // (8 * matrices))[:, None]
+    return _plan(shape, lane % 8, first + lane // 8 % matrices, layout, matrices)
 
 
 def _share(extent: int, together: int) -> int:

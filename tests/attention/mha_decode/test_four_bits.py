@@ -6,7 +6,9 @@ step, and the PTX machine for what is compiled.
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from typing import Any
 
 import ml_dtypes
@@ -20,19 +22,23 @@ from kvlab.attention import attend_paged, explain, mha_decode_paged, mha_decode_
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import resolve_scales
 from kvlab.attention.mha_decode import kernel
-from kvlab.attention.mha_decode.config import choose_config, problem_of, shared_bytes
+from kvlab.attention.mha_decode.config import DecodeConfig, DecodeProblem, choose_config, problem_of, shared_bytes
 from kvlab.common.arrays import to_torch
 from kvlab.formats import known_format
 from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.mirror import lockstep
 from kvlab.replay.pages import pages_named
+from kvlab.staging.nvidia.mma_sync_plan import Q_ROLES, MmaSyncShape
 from kvlab.staging.tile.pairs import quarters
+from kvlab.triton_support.compile import Compiled
+from kvlab.triton_support.versions import installed
 
 GRID = [
     (FourBits("e2m1", S=2), "sm_90"),
     (FourBits("e2m1", (40, 0, 1), heads=(4, 4), D=160, page=5, dtype=np.dtype(np.float16)), "sm_80"),
     (FourBits("int4", (129,), heads=(8, 1), D=64, S=4), "sm_80"),
     (FourBits("int4", D=32, Dv=160, page=64), "sm_90"),
+    (FourBits("e2m1", (70, 33), heads=(8, 2), S=4), "sm_90"),
     (FourBits("words", (40, 0, 1), heads=(4, 2), D=64, page=8), "sm_90"),
     (FourBits("uint4", (70, 33), D=64, Dv=160, page=5, S=2), "sm_90"),
     (FourBits("halves", (129, 7), heads=(4, 4), D=96, dtype=np.dtype(np.float16)), "sm_80"),
@@ -73,10 +79,13 @@ def test_chunks() -> None:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("kind, D", [("e2m1", 160), ("int4", 64), ("words", 64), ("halves", 160)])
-def test_kernel_and_emulator_step_by_step(kind: str, D: int) -> None:
-    """Each output of each step; the kernel without inline PTX."""
-    (q, *rest), options = FourBits(kind, (19,), heads=(2, 1), D=D, page=8).build()
+@pytest.mark.parametrize(
+    "kind, D, S",
+    [("e2m1", 160, 1), ("e2m1", 96, 2), ("int4", 64, 1), ("int4", 64, 4), ("words", 64, 1), ("halves", 160, 1)],
+)
+def test_kernel_and_emulator_step_by_step(kind: str, D: int, S: int) -> None:
+    """Each output of each step, of 8, 16 and more rows; the kernel without inline PTX."""
+    (q, *rest), options = FourBits(kind, (19,), heads=(4, 1), D=D, page=8, S=S).build()
     names = dict(zip(("k_cache", "v_cache", "block_table", "seq_lens"), rest, strict=True))
     features = Features(scales=resolve_scales(q, *rest[:2], 1, **options))
     config = explain(mha_decode_paged, q, *rest, **options).config
@@ -84,13 +93,9 @@ def test_kernel_and_emulator_step_by_step(kind: str, D: int) -> None:
     assert run.ok, str(run)
 
 
-@pytest.mark.compile
-@pytest.mark.parametrize(
-    "kind, target", [("e2m1", "sm_80"), ("e2m1", "sm_90"), ("int4", "sm_90"), ("words", "sm_90"), ("uint4", "sm_80")]
-)
-def test_compiled(kind: str, target: str) -> None:
-    """No spills, cp.async for K, V and the scales of blocks; in the law of shared memory."""
-    (q, *rest), options = FourBits(kind, heads=(8, 2)).build()
+def compiled(case: FourBits, target: str) -> tuple[Compiled, DecodeConfig, DecodeProblem]:
+    """The kernel of a call, and what was chosen for it."""
+    (q, *rest), options = case.build()
     arrays = [to_torch(x) for x in (q, *rest)]
     by = {n: to_torch(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
     features = Features(scales=resolve_scales(arrays[0], *arrays[1:3], len(q), **by))
@@ -101,12 +106,56 @@ def test_compiled(kind: str, target: str) -> None:
         kernel.launch(*arrays, scale=0.1, config=config, features=features)
     arguments = caught.arguments
     arguments["C"] = arguments["C"]._replace(PTX=ptx_of(target))
-    made = as_launched(caught.fn, arguments, target)
-    assert (made.spills, config.BN, config.num_warps) == (0, 32, 1)
+    return as_launched(caught.fn, arguments, target), config, problem
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "kind, S, target",
+    [("e2m1", 1, "sm_80"), ("e2m1", 1, "sm_90"), ("e2m1", 4, "sm_90"), ("int4", 1, "sm_90"), ("int4", 4, "sm_90"),
+     ("words", 1, "sm_90"), ("uint4", 1, "sm_80")],
+)
+def test_compiled(kind: str, S: int, target: str) -> None:
+    """No spills, cp.async for K, V and the scales of blocks; in the law of shared memory."""
+    made, config, problem = compiled(FourBits(kind, heads=(8, 2), S=S), target)
+    assert (made.spills, config.BM, config.BN, config.num_warps) == (0, 8 if S == 1 else 16, 32, 1)
     assert made.shared <= min(SHARED[target], shared_bytes(config, problem, target))
     copied = re.findall(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], 0x(\w+)", made.asm["ptx"])
     assert {"10", "8"} <= set(copied) if kind in ("e2m1", "words") else "10" in copied, copied
     assert not re.search(r"ld\.global[.\w]*\.b8", made.asm["ptx"]), "scales of blocks that are not copied"
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("kind, D, target", [("int4", 128, "sm_90"), ("e2m1", 128, "sm_80"), ("e2m1", 64, "sm_90")])
+def test_the_emulator_issues_the_instructions_of_the_compiled_loop(kind: str, D: int, target: str) -> None:
+    """The reads and products of a tile of 8 rows, and which lane holds which of its scores. Triton 3.6 keeps Q
+    transposed.
+    """
+    made, config, _ = compiled(FourBits(kind, heads=(8, 2), D=D), target)
+    ptx, width = made.asm["ptx"], D // 4
+    shape = MmaSyncShape(8, 32, width, width, np.dtype(np.float16), target, each=4, warps=1, stages=2)
+    assert config.columns == (width, 0)
+    first, last = ptx.index("mma.sync"), ptx.rindex("mma.sync")
+    loop = ptx[ptx.rindex("cp.async.wait_group", 0, first) : last]
+    expected: Counter[str] = Counter()
+    for role in ("k", "v", *Q_ROLES):
+        name, address = shape.read_addresses(role)
+        turned = role in Q_ROLES and str(installed()).startswith("3.6.")
+        expected[name + ".trans" * turned] += len(address)
+    found = re.findall(r"ldmatrix\.sync\.aligned\.m8n8(\.x\d(?:\.trans)?)", loop)
+    assert Counter("ldmatrix" + name for name in found) == expected
+    assert ptx.count("mma.sync") == 2 * 4 * (32 // 16) * (width // 16), "half of those of 16 rows"
+    assert not re.search(r"stmatrix", loop), "P goes by shuffles"
+    ttgir = made.asm["ttgir"]
+    (name,) = set(re.findall(r"tt\.trans .*tensor<32x8xf32, #mma\w*> -> tensor<8x32xf32, (#linear\w*)>", ttgir))
+    text = re.search(rf"^{name} = #ttg\.linear<(.*)>$", ttgir, re.M)[1]
+    register, lane = (
+        np.array(json.loads(re.search(rf"{part} = (\[\[.*?\]\])", text)[1])) for part in ("register", "lane")
+    )
+    layout = shape.output_map(32)
+    for at, axis in ((layout.row, 0), (layout.col, 1)):
+        bits = [(np.arange(1 << len(x))[:, None] >> np.arange(len(x)) & 1) @ x[:, axis] for x in (lane, register)]
+        assert (at.reshape(32, -1) == bits[0][:, None] + bits[1]).all()
 
 
 @pytest.mark.compile

@@ -30,7 +30,7 @@ def key_blocks(features, numbers, page, slot, kv_head, exists, C: tl.constexpr):
     """
     return block_scales(
         features.k_blocks, page, slot, kv_head, exists, numbers.k_block_page, numbers.k_block_token,
-        numbers.k_block_head, C.D, C.W0, C.W1, C.BLOCKS,
+        numbers.k_block_head, C.D, C.W0, C.W1, C.BLOCKS, False,
     )
 
 
@@ -39,17 +39,17 @@ def value_blocks(features, numbers, page, slot, kv_head, exists, C: tl.constexpr
     """The same of V."""
     return block_scales(
         features.v_blocks, page, slot, kv_head, exists, numbers.v_block_page, numbers.v_block_token,
-        numbers.v_block_head, C.DV, C.V0, C.V1, C.BLOCKS,
+        numbers.v_block_head, C.DV, C.V0, C.V1, C.BLOCKS, C.BM < 16,
     )
 
 
 @triton.jit
 def block_scales(
     scale_ptr, page, slot, kv_head, exists, of_page, of_token, of_head,
-    D: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, UNIT: tl.constexpr,
+    D: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, UNIT: tl.constexpr, TURNED: tl.constexpr,
 ):
     """Scales of blocks at ``scale_ptr``, whose strides count UNIT as one: bytes, words of two blocks, or words of four
-    slots' bytes.
+    slots' bytes. TURNED: as of ``load_columns``.
     """
     scale = 1.0
     if scale_ptr is not None:
@@ -57,7 +57,7 @@ def block_scales(
         each: tl.constexpr = 8 if scale_ptr.dtype.element_ty == tl.int16 else 4  #- address
         at = slot // SIDE_BY_SIDE if fours else slot  #- address
         first, row = kv_head * of_head * UNIT, (page * of_page + at * of_token) * UNIT  #- address
-        scale = load_tile(scale_ptr + first, row, exists, D // each, FIRST // each, REST // each)
+        scale = load_tile(scale_ptr + first, row, exists, D // each, FIRST // each, REST // each, True, TURNED)
         if fours:
             scale = bytes_of_words(scale, (slot % SIDE_BY_SIDE).to(tl.int32) * 8)  #- address
     return scale
@@ -126,15 +126,22 @@ def add_minima(p, o, features, numbers, page, slot, kv_head, exists):
 
 
 @triton.jit
-def of_elements(blocks, nth, WIDTH: tl.constexpr, PTX: tl.constexpr):
+def of_elements(blocks, nth, WIDTH: tl.constexpr, PTX: tl.constexpr, TURNED: tl.constexpr = False):
     """2^7 times the e4m3 scale of each of WIDTH elements in float16, from bytes ``[BN, WIDTH / 4]`` or words of two
-    ``[BN, WIDTH / 8]``, whose bytes are ``nth``. Of words a lane has two neighbouring elements, as mma takes them.
+    ``[BN, WIDTH / 8]``, whose bytes are ``nth``: ``[BN, WIDTH]`` or, TURNED, ``[WIDTH, BN]``. Of words a lane has two
+    neighbouring elements, as mma takes them.
     """
     BN: tl.constexpr = blocks.shape[0]
     EACH: tl.constexpr = WIDTH // (4 * blocks.shape[1])
-    SHAPE: tl.constexpr = (BN, WIDTH // (4 * EACH), EACH)
-    words = tl.broadcast_to(blocks.to(tl.int32)[:, :, None], SHAPE)
-    nth = tl.broadcast_to(nth[None, None, :], SHAPE) if EACH == 2 else tl.zeros(SHAPE, tl.int32)
+    FEW: tl.constexpr = WIDTH // (4 * EACH)
+    AXIS: tl.constexpr = 1 if TURNED else 2
+    SHAPE: tl.constexpr = (FEW, EACH, BN) if TURNED else (BN, FEW, EACH)
+    words = tl.trans(blocks) if TURNED else blocks
+    words = tl.broadcast_to(tl.expand_dims(words.to(tl.int32), AXIS), SHAPE)
+    if EACH == 2:
+        nth = tl.broadcast_to(nth[None, :, None] if TURNED else nth[None, None, :], SHAPE)
+    else:
+        nth = tl.zeros(SHAPE, tl.int32)
     if PTX >= 89:
         scale = tl.inline_asm_elementwise(
             "{ .reg .b32 t, by; .reg .b16 x, y; shl.b32 t, $4, 4; lop3.b32 t, t, $3, 0x40, 0xFE; "
@@ -146,8 +153,9 @@ def of_elements(blocks, nth, WIDTH: tl.constexpr, PTX: tl.constexpr):
         bits = ((words >> (8 * nth)) & 255) << 7
         bits = bits | ((bits + 128) & 16384)  # a code's exponent and mantissa are a float16's; of NaN the bit more
         scale = bits.to(tl.int16).to(tl.float16, bitcast=True) * 32768.0
-    scale = tl.reshape(scale, (BN, WIDTH // 4))
-    return tl.reshape(tl.broadcast_to(scale[:, :, None], (BN, WIDTH // 4, 4)), (BN, WIDTH))
+    scale = tl.expand_dims(tl.reshape(scale, (WIDTH // 4, BN) if TURNED else (BN, WIDTH // 4)), AXIS)
+    scale = tl.broadcast_to(scale, (WIDTH // 4, 4, BN) if TURNED else (BN, WIDTH // 4, 4))
+    return tl.reshape(scale, (WIDTH, BN) if TURNED else (BN, WIDTH))
 
 
 @triton.jit

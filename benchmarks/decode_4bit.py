@@ -28,8 +28,10 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
 SIZES = [(context, page) for context in (4096, 16384) for page in (16, 64)]
 TILES = [
-    (32, 3, 1), (32, 5, 1), (64, 3, 2), (64, 5, 2), (64, 5, 4), (128, 3, 4), (128, 5, 4), (128, 3, 8), (256, 3, 4),
+    (8, 32, 3, 1), (8, 32, 5, 1), (8, 32, 7, 1), (8, 64, 3, 1), (8, 64, 5, 2), (16, 32, 3, 1), (16, 32, 5, 1),
+    (16, 64, 5, 2), (16, 128, 3, 4), (16, 128, 5, 4),
 ]
+"""Rows, keys, stages, warps."""
 RESIDENT = 512
 
 
@@ -94,10 +96,10 @@ def sweep_tiles(arguments: tuple[torch.Tensor, ...], options: dict[str, Any], mo
     """The rates of other tiles with 1 to 4 splits, and with 4 over so few pages that they stay in L2."""
     (q, k, v, table, lens), config = arguments, explain(mha_decode_paged, *arguments, **options).config
     features, found = Features(scales=resolve_scales(q, k, v, B, **options)), []
-    for BN, stages, warps in TILES:
+    for BM, BN, stages, warps in TILES:
         rates: list[Any] = []
         for splits, pages in (*((n, table) for n in (1, 2, 3, 4)), (4, table % RESIDENT)):
-            tried = dataclasses.replace(config, BN=BN, num_stages=stages, num_warps=warps, num_splits=splits)
+            tried = dataclasses.replace(config, BM=BM, BN=BN, num_stages=stages, num_warps=warps, num_splits=splits)
             arrays = q[:, None], k, v, pages, lens
             try:
                 ms = milliseconds(
@@ -107,7 +109,7 @@ def sweep_tiles(arguments: tuple[torch.Tensor, ...], options: dict[str, Any], mo
                 rates.append(str(reason)[:60])
                 break
             rates.append(round(moved / ms / 1e6 / read, 4))
-        found.append([BN, stages, warps, rates])
+        found.append([BM, BN, stages, warps, rates])
     return found
 
 

@@ -269,7 +269,6 @@ def choose_walks(
             replace(problem, tokens=tokens), num_splits=1, processors=processors, arch=arch, shared=shared,
             heavy=heavy or deep, biased=biased,
         )
-        one = replace(one, BM=max(one.BM, 16))
         if rows > (FEW_ROWS if large_ones else MOST_TOGETHER * FEW_ROWS):
             one = _large(one, problem, max(rows, LARGE_ROWS) if tiles else rows, arch, shared, biased)
         together = max(1, min(MOST_TOGETHER, -(-rows // one.BM)))

@@ -314,7 +314,7 @@ def walk(
                     v_at = (  #- address
                         v_ptr + kv_head * v_strides.head * C.UNIT, row_at(page, slot, v_strides, C.EACH, C.PTX) * C.UNIT
                     )
-                    v = load_v(v_at[0], v_at[1], exists, C.DV, C.V0, C.V1)
+                    v = load_v(v_at[0], v_at[1], exists, C.DV, C.V0, C.V1, True, BM < 16)
                 by_block = value_blocks(features, numbers, page, slot, kv_head, exists, C)
                 #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
                 o = add_minima(p, o, features, numbers, page, slot, kv_head, exists)

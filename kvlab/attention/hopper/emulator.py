@@ -21,6 +21,11 @@ def quad_sum(e: Fragments) -> Array:
     return in_turn(np.add, pairs.swapaxes(1, 2))
 
 
+def row_max(s: Fragments) -> Array:
+    """Row maxima ``[BM]``."""
+    return s.tile()[0].max(1)
+
+
 def softmax(s: Fragments, m: Array, l: Array, scale: np.float32) -> tuple[Fragments, Array, Array, Array]:
     """(exponentials of scores, row maxima, sums of each lane, what comes before them is multiplied by), from the maxima
     and sums before; ``scale`` is above 0 and holds log2(e).

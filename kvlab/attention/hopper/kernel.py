@@ -120,6 +120,13 @@ def quad_sum(p, BM: gl.constexpr, BN: gl.constexpr):
 
 
 @gluon.jit
+def row_max(s, BM: gl.constexpr, BN: gl.constexpr):
+    """Row maxima. A thread finds its own of a row in four registers: in one, each comparison waits for the last one."""
+    most = gl.max(gl.max(s.reshape([BM, BN // 16, 16]), 1), 1)
+    return gl.convert_layout(most, gl.SliceLayout(1, s.type.layout))
+
+
+@gluon.jit
 def softmax(s, m, l, scale, BM: gl.constexpr, BN: gl.constexpr):
     """(exponentials of scores, row maxima, sums of each lane, what comes before them is multiplied by), from the maxima
     and sums before; ``scale`` is above 0 and holds log2(e).

@@ -15,7 +15,7 @@ from kvlab.attention.features.scales import head_scale
 from kvlab.attention.features.scores import adjust_by_row, factor_of, hide
 from kvlab.attention.features.sinks import add_sink
 from kvlab.attention.features.softcap import cap_terms
-from kvlab.attention.hopper.emulator import NOTHING, quad_sum
+from kvlab.attention.hopper.emulator import NOTHING, quad_sum, row_max
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.machines.rows import per_sequence
 from kvlab.attention.schedule.config import list_parts
@@ -329,7 +329,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         if C.FIRST:
             s = mask_block(s, row, position, (hi - 1) * BN, num_keys, features, C)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
-        m = s.tile()[0].max(1)
+        m = row_max(s)
         if C.FIXED:  # from here on m is in units of log2
             m = fixed_top(np.maximum(m, np.float32(-1)) * scale, scale)
             e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(m[None]))))
@@ -379,7 +379,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                 e = capped_weights(s, m, inner, scale)
                 l += quad_sum(e)
             else:
-                m_new = np.maximum(m, s.tile()[0].max(1))
+                m_new = np.maximum(m, row_max(s))
                 if C.LAZY:
                     m_new = np.where((m_new - m) * scale > 8, m_new, m)  # weights up to 2^8
                 base = m_new * scale

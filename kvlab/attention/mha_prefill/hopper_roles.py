@@ -19,6 +19,7 @@ from kvlab.attention.hopper.kernel import (
     meet,
     named_barrier,
     quad_sum,
+    row_max,
 )
 
 from .hopper_capped import capped_weights, fixed_top
@@ -261,7 +262,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         if C.FIRST:
             s = mask_block(s, row, position, (hi - 1) * BN, num_keys, features, numbers, C, S_LAYOUT)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
-        m = gl.max(s, 1)
+        m = row_max(s, BM, BN)
         if C.FIXED:  # from here on m is in units of log2
             m = fixed_top(gl.maximum(m, -1.0) * scale, scale)
             e = gl.exp2(s * scale - m[:, None])
@@ -311,7 +312,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 e = capped_weights(s, m, inner, scale)
                 l += quad_sum(e, BM, BN)
             else:
-                m_new = gl.maximum(m, gl.max(s, 1))
+                m_new = gl.maximum(m, row_max(s, BM, BN))
                 if C.LAZY:
                     m_new = gl.where((m_new - m) * scale > 8.0, m_new, m)  # weights up to 2^8
                 base = m_new * scale

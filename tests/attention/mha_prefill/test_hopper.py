@@ -396,6 +396,27 @@ def compiled(case: Case) -> Compiled:
 
 @pytest.mark.compile
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
+@pytest.mark.parametrize("case", [Case(((130, 200),) * 2, heads=(4, 2)), Case(((300, 260),), heads=(2, 1), D=128)])
+def test_row_maxima_do_not_wait_for_each_other(case: Case) -> None:
+    """Rests on the SASS: a thread has 32 scores of a row; in one register each of 31 comparisons would wait for the one
+    before it. In four it is 7, 3 between these, 2 of the quad and 1 with the maximum before.
+    """
+    depth: dict[str, int] = {}
+    most = 0
+    pattern = r"^\s+/\*[0-9a-f]{4,}\*/\s+([A-Z][\w.]*) ((?:PT, )?R\d+, [^;]*);"
+    for name, operands in re.findall(pattern, compiled(case).sass, re.M):
+        if name.startswith("HGMMA"):  # scores of another block
+            depth.clear()
+            continue
+        written, *read = re.findall(r"\bR\d+", operands)
+        above = max((depth.get(register, 0) for register in read), default=0)
+        depth[written] = above + 1 if name == "FMNMX" else above if name == "SHFL.BFLY" else 0
+        most = max(most, depth[written])
+    assert 1 < most <= 7 + 3 + 2 + 1
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
 @pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_compiled(case: Case) -> None:
     """No spills, shared memory that a CTA has, and wgmma that runs beside other work: where the compiler had to wait

@@ -89,7 +89,7 @@ def meeting_of(node: ast.Call | ast.Yield) -> str | None:
         return _words("arrive copied", node.args[0])
     if verb == "named_barrier":
         text = _words("arrive" if ast.unparse(node.args[0]) == "'arrive'" else "wait", node.args[1])
-        return re.sub(r"[A-Z][A-Z_]+", lambda name: name[0].lower(), text)
+        return re.sub(r"[A-Z][A-Z_]+", lambda name: name[0].lower(), text, count=1)  # the barrier's name
     if verb in ("warpgroup_mma_wait", "wait_mma"):
         return _words("wait for wgmma", node.args[-1])
     if verb in ALONE:

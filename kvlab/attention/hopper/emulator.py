@@ -14,11 +14,13 @@ Array = np.ndarray[Any, Any]
 NOTHING = np.float32(-(2.0**100))
 
 
-def quad_sum(e: Fragments) -> Array:
-    """Row sums ``[BM, 4]``, one for each lane of the quad that holds a row."""
+def quad_sum(e: Fragments, chains: bool = False) -> Array:
+    """Row sums ``[BM, 4]``, one for each lane of the quad that holds a row; ``chains``: of its even and of its odd
+    columns, then of both, else of pairs of columns.
+    """
     tile = e.tile()[0]
-    pairs = tile.reshape(len(tile), -1, 4, 2).sum(3)
-    return in_turn(np.add, pairs.swapaxes(1, 2))
+    columns = np.moveaxis(tile.reshape(len(tile), -1, 4, 2), 1, 3)
+    return in_turn(np.add, columns).sum(2) if chains else in_turn(np.add, columns.sum(2))
 
 
 def row_max(s: Fragments) -> Array:

@@ -114,16 +114,27 @@ def find_pages(table, key, end, none, KEYS: gl.constexpr, BOX: gl.constexpr, PAG
 
 
 @gluon.jit
-def quad_sum(p, BM: gl.constexpr, BN: gl.constexpr):
-    """Row sums [BM, 4], one for each lane of the quad that holds a row: additions inside a thread, no shuffles."""
-    return gl.sum(gl.sum(p.reshape([BM, BN // 8, 4, 2]), 3), 1)
+def quad_sum(p, BM: gl.constexpr, BN: gl.constexpr, CHAINS: gl.constexpr = False):
+    """Row sums [BM, 4], one for each lane of the quad that holds a row: additions inside a thread, no shuffles. CHAINS:
+    of its even and of its odd columns, then of both; else of pairs of columns, each of which waits for the last one.
+    """
+    columns = p.reshape([BM, BN // 8, 4, 2])
+    if CHAINS:
+        return gl.sum(gl.sum(columns, 1), 2)
+    else:
+        return gl.sum(gl.sum(columns, 3), 1)
 
 
 @gluon.jit
-def row_max(s, BM: gl.constexpr, BN: gl.constexpr):
-    """Row maxima. A thread finds its own of a row in four registers: in one, each comparison waits for the last one."""
-    most = gl.max(gl.max(s.reshape([BM, BN // 16, 16]), 1), 1)
-    return gl.convert_layout(most, gl.SliceLayout(1, s.type.layout))
+def row_max(s, BM: gl.constexpr, BN: gl.constexpr, CHAINS: gl.constexpr):
+    """Row maxima. CHAINS: a thread finds its own of a row in four registers; in one, each comparison waits for the
+    last one.
+    """
+    if CHAINS:
+        most = gl.max(gl.max(s.reshape([BM, BN // 16, 16]), 1), 1)
+        return gl.convert_layout(most, gl.SliceLayout(1, s.type.layout))
+    else:
+        return gl.max(s, 1)
 
 
 @gluon.jit

@@ -76,7 +76,8 @@ class HopperPrefillConstants(NamedTuple):
     multiplied; of the DV, COLUMNS are the values', the others 0.
 
     FIRST: the first block of a tile may need a mask; MASKED: others, too. ALIGNED: tiles begin at positions that are
-    multiples of their rows. SKIP: a consumer passes over blocks that only others see. WINDOW: bounded on the left.
+    multiples of their rows, with SKIP of a consumer's. SKIP: a consumer passes over blocks that only others see.
+    WINDOW: bounded on the left.
     CLEAN: rows behind a sequence's end may be anything. FIXED: a softcap so low that a row's weights have one top. O
     leaves in ROUNDS parts. EQUAL: all tiles have as many keys. Q_REGISTERS: Q is read from shared memory once a tile,
     not by every product. HOLD: P V of the block before is waited for behind the row maxima (1), behind the exponentials
@@ -88,7 +89,8 @@ class HopperPrefillConstants(NamedTuple):
     side, key blocks of LISTED keys, the beginning of a unit OVERHEAD of them, HEADS KV heads items of their own. WORDS
     tell of a tile.
     LAZY: a row's top stays until its maximum is 2^8 times as much. REST: P V is two products, of 64 columns of V and of
-    so many more, and the two consumers issue theirs in turn; 0: one, of DV columns.
+    so many more; 0: one, of DV columns. TURNS: the consumers issue their products in turn. CHAINS: a thread finds the
+    maximum of a row in four registers and its sum in two, in which less waits.
     """
 
     D: int
@@ -131,6 +133,8 @@ class HopperPrefillConstants(NamedTuple):
     WORDS: int = 8
     LAZY: bool = False
     REST: int = 0
+    TURNS: bool = False
+    CHAINS: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,9 +234,12 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     window = mask.left < UNLIMITED
     page = inputs.k.shape[1] if inputs.sequences.table is not None else 0
     bounded = mask.right < UNLIMITED
-    # Three consumers have 160 registers a thread, too few for what a window, a cap, ragged rows or Q keep; and their
-    # 192 rows see more keys in vain behind the diagonal.
-    three = small and not (window or features.softcap > 0 or problem.ragged or bounded)
+    # Three consumers have 160 registers a thread, too few for what a window, a cap, ragged rows or Q keep. With a
+    # causal mask each begins at its own last block, so that the loop needs no mask.
+    sixteen = item == 2 and not widened
+    three = small and not (window or features.softcap > 0 or problem.ragged)
+    three = three and (not bounded or (sixteen and mask.right % 128 == 0))
+    turns = three and sixteen
     BM, NC, NB, BN = 64, 3 if three else 2, 3 if small else 2, 64 if wide == 256 or widened else 128
     rows = BM * NC
     num_keys = inputs.k.shape[1]
@@ -242,15 +249,16 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     # Tiles begin where blocks of keys do: the last keys of its rows lie in the first block of a tile, or of a consumer
     # that passes over those before. No other needs a mask. (Consumers that pass over blocks need registers, e4m3, too.)
     aligned = bounded and not (window or widened) and mask.right % BN == 0
-    aligned = aligned and (rows == BN or BN <= BM) and (known or (wide <= 192 and item == 2))
-    skip = aligned and BN <= BM
+    aligned = aligned and (three or rows == BN or BN <= BM) and (known or (wide <= 192 and item == 2))
+    skip = aligned and (three or BN <= BM)
     fixed = D <= 128 and not widened and 0 < features.softcap * LOG2E <= FIXED_MOST
     fixed = fixed and bool(dtype_of(inputs.q, "q") == bfloat16)
     plain = aligned and not features.softcap > 0 and (known or D <= 64)
-    overlap = small and not (fixed or plain)
+    overlap = small and not (fixed or plain or turns)
     rest = rest_of(problem)
     late = 128 <= wide <= 192 and not rest and item == 2 and (bounded or window) and not features.softcap > 0
-    before = (num_keys - problem.max_q) % rows if known else rows - 1  # rows that a first tile lacks, at most
+    step = BM if skip else rows
+    before = (num_keys - problem.max_q) % step if known else step - 1  # rows a first tile lacks, at most
     many = 0 < page < 32 and wide <= 192 and item == 2  # page numbers of a block
     if widened or item == 1:
         registers = WIDENED if widened else EIGHT_SEEN if whole and not bounded and not window else EIGHT
@@ -264,10 +272,11 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
         BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
-        CLEAN=ragged_k or page > 0, FIXED=fixed, HOLD=1 if late else 2 * overlap, EARLY=overlap or item == 1,
+        CLEAN=ragged_k or page > 0, FIXED=fixed, HOLD=1 if late or turns else 2 * overlap, EARLY=overlap or item == 1,
         ROUNDS=2 if wide > 128 else 1, EQUAL=known and not bounded and not window,
         Q_REGISTERS=widened or (small and not (three or many or features.softcap > 0)), ITEM=item,
-        STORED=problem.kv_itemsize, **registers._asdict(), LAZY=skip, REST=rest,
+        STORED=problem.kv_itemsize, **registers._asdict(), LAZY=skip and not three, REST=rest,
+        TURNS=rest > 0 or turns, CHAINS=turns,
     )
     together = 1
     if bounded or problem.ragged:
@@ -321,7 +330,7 @@ def listed_constants(
         HOLD=2 if small else 1 if (bounded or window) and not features.softcap > 0 else 0, EARLY=small or item == 1,
         ROUNDS=1, EQUAL=False, Q_REGISTERS=problem.converted, ITEM=item, STORED=problem.kv_itemsize,
         **registers._asdict(), PACK=problem.group, ODD=problem.group not in BOX_GROUPS, TOGETHER=together,
-        HEADS=heads, OVERHEAD=overhead, WORDS=16, REST=rest_of(problem),
+        HEADS=heads, OVERHEAD=overhead, WORDS=16, REST=rest_of(problem), TURNS=rest_of(problem) > 0,
     )
 
 

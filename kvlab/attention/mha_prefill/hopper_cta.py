@@ -33,7 +33,7 @@ class HopperPrefillCTA(PartitionedCTA):
         self.q_free = self.barriers("q free", C.NQ * C.NC, 2 if C.STORED == 1 else 1)
         self.k_full, self.k_free = self.barriers("k full", C.NB), self.barriers("k free", C.NB, C.NC)
         self.v_full, self.v_free = self.barriers("v full", C.NB), self.barriers("v free", C.NB, C.NC)
-        self.turn = self.barriers("turn", 2 if C.REST else 0, 4)  # of bar.arrive and bar.sync: every warp arrives
+        self.turn = self.barriers("turn", C.NC if C.TURNS else 0, 4)  # of bar.arrive and bar.sync: every warp arrives
         of_q, of_k, of_v = (self.q_full, self.q_free), (self.k_full, self.k_free), (self.v_full, self.v_free)
         self.loaded = tuple(loaded_roles(C).values())
         raw_k, raw = of_k, of_v

@@ -122,7 +122,7 @@ class HopperPrefillLaunch:
             k_first, num_keys = int(self.cu_k[batch]), int(self.cu_k[batch + 1] - self.cu_k[batch])
         if self.lens is not None:
             num_keys = int(key_count(self.lens[batch], self.max_k))
-        row = above * rows - (num_keys - num_q) % rows if C.ALIGNED else num_q - below_end * rows
+        row = above * rows - (num_keys - num_q) % (C.BM if C.SKIP else rows) if C.ALIGNED else num_q - below_end * rows
         return batch, head % problem.q_heads, row, q_first, num_q, k_first, num_keys
 
     @property
@@ -275,6 +275,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
     BM = C.BM
     BN = C.BN
     DV = C.DV
+    NC = C.NC
     SHIFT = np.float32(8 if C.ITEM == 1 else 0)  # e4m3 has weights up to 2^8
     q_full, q_free, k_full, k_free, v_full, v_free = cta.bars
     o_array, lse_array, group = x.o_array, x.lse_array, x.problem.group  #- launch
@@ -285,7 +286,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
     j = 0
     if C.REST:  # what is in O's box behind the last column is stored nowhere
         cta.write(me, cta.places.tiles["o"][W], np.zeros((BM, DV), cta.dtype), "o", W)
-    if C.REST and W == 1:
+    if C.TURNS and W == NC - 1:
         cta.turn[0].arrive(me)
     yield q_full[W], 0
     batch = cta.receive(me, 0)
@@ -313,6 +314,9 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                 cta.arrive(me, k_free[b])
                 yield v_full[b], (it // C.NB) & 1
                 cta.arrive(me, v_free[b])
+                if C.TURNS:
+                    yield cta.sync(cta.turn[W], (it - j) & 1)
+                    cta.turn[(W + 1) % NC].arrive(me)
                 it += 1
             hi = own
         b = it % C.NB
@@ -337,7 +341,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             if C.FIRST:
                 m = np.maximum(m, NOTHING)  # a row may see nothing of this block
             e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(multiply_add(m, scale, -SHIFT)[None]))))
-        l = quad_sum(e)
+        l = quad_sum(e, C.CHAINS)
         p = cta.round_p(e)
         alpha = np.ones(BM, np.float32)
         o = cta.zeros()
@@ -352,7 +356,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             b = it % C.NB
             key = (hi - 1 - i) * BN
             yield k_full[b], (it // C.NB) & 1
-            if C.REST:
+            if C.TURNS:
                 yield cta.sync(cta.turn[W], (it - j - 1) & 1)
             s = cta.scores(me, q, u, b)
             #: accumulate -> o    O += P V of the block before, started
@@ -362,8 +366,8 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                 cta.wait_mma(me, 1)
                 o = o.times(alpha[None])
             o = cta.accumulate(me, weights, vb, o)
-            if C.REST:
-                cta.turn[1 - W].arrive(me)
+            if C.TURNS:
+                cta.turn[(W + 1) % NC].arrive(me)
             cta.wait_mma(me, 1 + (C.REST > 0))
             cta.arrive(me, k_free[b])
             #: mask -> s    the features of scores, keys that a row does not see
@@ -390,7 +394,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                 if C.ITEM == 1:  #- instruction
                     base = multiply_add(m, scale, -SHIFT)
                 e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(base[None]))))
-                lanes = quad_sum(e)
+                lanes = quad_sum(e, C.CHAINS)
                 l = multiply_add(l, alpha[:, None], lanes)
             #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
             if C.HOLD == 2:
@@ -460,7 +464,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         yield q_full[j % C.NQ * C.NC + W], (j // C.NQ) & 1
         batch = cta.receive(me, j % C.NQ)
     #: end    the last tile leaves
-    if C.REST and W == 0:
+    if C.TURNS and W == 0:
         yield cta.sync(cta.turn[0], (it - j) & 1)
     cta.wait_store(me)
 

@@ -203,6 +203,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
     BM: gl.constexpr = C.BM
     BN: gl.constexpr = C.BN
     DV: gl.constexpr = C.DV
+    NC: gl.constexpr = C.NC
     S_LAYOUT: gl.constexpr = accumulator(BN, 32 // C.ITEM)  #- layout
     O_LAYOUT: gl.constexpr = accumulator(PANEL if C.REST else DV, 32 // C.ITEM)  #- layout
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=4 // C.ITEM)  #- layout
@@ -217,7 +218,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
     j = 0
     if C.REST:  # what is in O's box behind the last column is stored nowhere
         o_s.index(W).store(gl.zeros([BM, DV], o_s.dtype, layout=accumulator(DV, 16)))
-    if C.REST and W == 1:
+    if C.TURNS and W == NC - 1:
         named_barrier("arrive", TURN[0], 256)
     mbarrier.wait(q_full.index(W), 0)
     batch = receive(words, 0)
@@ -245,6 +246,9 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 mbarrier.arrive(k_free.index(b), count=1)
                 mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
                 mbarrier.arrive(v_free.index(b), count=1)
+                if C.TURNS:
+                    named_barrier("sync", TURN[W], 256)
+                    named_barrier("arrive", TURN[(W + 1) % NC], 256)
                 it += 1
             hi = own
         b = it % C.NB
@@ -262,7 +266,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         if C.FIRST:
             s = mask_block(s, row, position, (hi - 1) * BN, num_keys, features, numbers, C, S_LAYOUT)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
-        m = row_max(s, BM, BN)
+        m = row_max(s, BM, BN, C.CHAINS)
         if C.FIXED:  # from here on m is in units of log2
             m = fixed_top(gl.maximum(m, -1.0) * scale, scale)
             e = gl.exp2(s * scale - m[:, None])
@@ -270,7 +274,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             if C.FIRST:
                 m = gl.maximum(m, NOTHING)  # a row may see nothing of this block: keep -inf - -inf away
             e = gl.exp2(s * scale - (m * scale - SHIFT)[:, None])  # scale holds log2(e)
-        l = quad_sum(e, BM, BN)
+        l = quad_sum(e, BM, BN, C.CHAINS)
         p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)
         alpha = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
         o = no_output(C)
@@ -285,7 +289,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             b = it % C.NB
             key = (hi - 1 - i) * BN
             mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
-            if C.REST:
+            if C.TURNS:
                 named_barrier("sync", TURN[W], 256)
             s = multiply_qk(q, q_s, k_s, u, b, zero, C.DEPTH)
             #: accumulate -> o    O += P V of the block before, started
@@ -295,8 +299,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 o = wait_mma(o, 1)
                 o = times(o, alpha)
             o = multiply_pv(weights, v_s, vb, o, C)
-            if C.REST:
-                named_barrier("arrive", TURN[1 - W], 256)
+            if C.TURNS:
+                named_barrier("arrive", TURN[(W + 1) % NC], 256)
             s = hopper.warpgroup_mma_wait(1 + (C.REST > 0), deps=(s,))
             mbarrier.arrive(k_free.index(b), count=1)
             #: mask -> s    the features of scores, keys that a row does not see
@@ -312,7 +316,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 e = capped_weights(s, m, inner, scale)
                 l += quad_sum(e, BM, BN)
             else:
-                m_new = gl.maximum(m, row_max(s, BM, BN))
+                m_new = gl.maximum(m, row_max(s, BM, BN, C.CHAINS))
                 if C.LAZY:
                     m_new = gl.where((m_new - m) * scale > 8.0, m_new, m)  # weights up to 2^8
                 base = m_new * scale
@@ -322,7 +326,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                     # True already. Its branch ends the basic block: ptxas moves the wait below up to it, not further.
                     mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
                 e = gl.exp2(s * scale - (base - SHIFT)[:, None])
-                lanes = quad_sum(e, BM, BN)
+                lanes = quad_sum(e, BM, BN, C.CHAINS)
                 l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
             #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
             if C.HOLD == 2:
@@ -403,6 +407,6 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         mbarrier.wait(q_full.index(j % C.NQ * C.NC + W), (j // C.NQ) & 1)
         batch = receive(words, j % C.NQ * C.WORDS)
     #: end    the last tile leaves
-    if C.REST and W == 0:
+    if C.TURNS and W == 0:
         named_barrier("sync", TURN[0], 256)
     tma.store_wait(0)

@@ -26,7 +26,7 @@ from kvlab.attention.schedule.kernel import team_items
 from kvlab.triton_support.twins import compiled
 
 HEAD = gl.constexpr(_HEAD)
-TURN = gl.constexpr((8, 9))  # barriers at which the consumers wait for their turn; Triton's are the first ones
+TURN = gl.constexpr((8, 9, 10))  # barriers at which the consumers wait for their turn; Triton's are the first ones
 NUMBERS = range(64)  # of a thread: of two rows in turn, two columns each
 GROWN = gl.constexpr("\n".join([
     "{ .reg .pred any;", "setp.neu.f32 any, $128, 0f3F800000;", "setp.neu.or.f32 any, $130, 0f3F800000, any;",
@@ -104,7 +104,8 @@ def find_tile(t, seqs, sizes, C: gl.constexpr):
 
     Groups of ``together`` heads one after the other; in a group the last rows first, since they see most keys, heads
     innermost. The last tile of a sequence ends with it: the first may begin before it, or be empty. ALIGNED: tiles
-    begin at positions that are multiples of their rows, and both ends of a sequence may lie inside one.
+    begin at positions that are multiples of their rows (SKIP: of a consumer's), and both ends of a sequence may lie
+    inside one.
     Ragged: sequence b owns the tiles from ``cu_q[b] // rows + b`` on, or ``+ 2 b``, where one more may be touched.
     """
     cu_q, cu_k, _, lens, _ = seqs
@@ -141,7 +142,7 @@ def find_tile(t, seqs, sizes, C: gl.constexpr):
         num_keys = key_count(gl.load(lens + batch), max_k)
     row = num_q - below_end * ROWS
     if C.ALIGNED:
-        row = above * ROWS - ((num_keys - num_q) & (ROWS - 1))
+        row = above * ROWS - ((num_keys - num_q) & ((C.BM if C.SKIP else ROWS) - 1))
     return batch, head % heads, row, q_first, num_q, k_first, num_keys
 
 

@@ -196,7 +196,7 @@ def test_tiles_hold_each_row_once_and_blocks_without_a_mask_are_seen_by_all(case
 
 def test_which_program_takes_a_tile_changes_nothing() -> None:
     arrays, numbers = prefill_arguments(Case(((200, 300),) * 2, heads=(4, 2)))
-    assert numbers["config"].tiles == 24
+    assert numbers["config"].tiles == 16
     launch = functools.partial(hopper_emulator.launch, *arrays, **numbers)
     one, five = (tuple(map(bits, launch(processors=n))) for n in (1, 5))
     assert one == five

@@ -170,11 +170,12 @@ def parts_of(
     """
     if EACH == 2:
         return halves(elements, PTX)
-    tile = tl.trans(elements) if TURNED else elements
-    if BLOCKS > 0:
-        return quarters_of_e2m1(tile, of_elements(blocks[i], nth_byte, elements.shape[1], PTX, TURNED), PTX)
     else:
-        return quarters_of_int4(tile, PTX, BLOCKS < 0)
+        tile = tl.trans(elements) if TURNED else elements
+        if BLOCKS > 0:
+            return quarters_of_e2m1(tile, of_elements(blocks[i], nth_byte, elements.shape[1], PTX, TURNED), PTX)
+        else:
+            return quarters_of_int4(tile, PTX, BLOCKS < 0)
 
 
 @triton.jit

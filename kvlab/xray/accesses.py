@@ -191,8 +191,10 @@ def joined(found: Sequence[Line], ptx: str) -> list[MemoryAccess]:
         lines = {n: one for n, one in enumerate(found) if _verb(one[2]) == verb}
         plain = {n: one for n, one in lines.items() if one[1]}
         fixed = Counter(a.nbytes for n, one in lines.items() if n not in plain for a in one[2])
-        for fill in (0, 1):
-            runs = [run for element, many in _stretches(plain) for run in _runs(many, fill * element)]
+        for behind, between in ((0, 0), (1, 0), (1, 1)):  # elements that nobody reads
+            runs = [
+                run for element, many in _stretches(plain) for run in _runs(many, behind * element, between * element)
+            ]
             parts = [part for run in runs for part in _parts(*run)]
             if fixed + Counter(a.nbytes for _, a in parts) == wanted:
                 taken |= {n: [a for at, a in parts if at == n] for n in plain}
@@ -232,20 +234,21 @@ def _bytes(line: tuple[int, int, list[MemoryAccess]]) -> int:
     return sum(access.nbytes for access in line[2])
 
 
-def _runs(lines: Run, spare: int) -> Iterator[tuple[Run, int]]:
+def _runs(lines: Run, behind: int, between: int) -> Iterator[tuple[Run, int]]:
     """These parted: from each line on the longest run that is an aligned access of a legal width, or itself; and its
-    bytes, up to ``spare`` that nobody reads among them."""
+    bytes, among them up to ``behind`` at its end and ``between`` in each of its gaps that nobody reads."""
     first = 0
     while first < len(lines):
         _, align, many = lines[first]
         start, end = int(many[0].addresses.flat[0]), 0
         best, width = 1, _bytes(lines[first])
         for count, one in enumerate(lines[first:], 1):
-            end += _bytes(one)
+            gap = int(one[2][0].addresses.flat[0]) - start - end
+            end += gap + _bytes(one)
             whole = 1 << (end - 1).bit_length()
-            if end > _WIDEST or int(one[2][0].addresses.flat[0]) + _bytes(one) != start + end:
+            if end > _WIDEST or not 0 <= gap <= between:
                 break
-            if count > 1 and align % whole == 0 and whole - end <= spare:
+            if count > 1 and align % whole == 0 and whole - end <= behind:
                 best, width = count, whole
         yield lines[first : first + best], width
         first += best

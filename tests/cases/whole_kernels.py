@@ -334,7 +334,7 @@ ROWS: dict[str, Row] = {
     "a step with features": Row(
         attend(paged(*STEP, heads=(8, 2), softcap=2.0, sinks=True, window=300)), WALK, slow=True),
     "a step with queries of V": Row(
-        queries_of_v(paged((1, 300), (3, 90), heads=(16, 1), D=576, DV=512), 64), WALK, HOPPER, slow=True),
+        queries_of_v(paged((1, 300), (3, 290), heads=(16, 1), D=576, DV=512), 64), WALK, HOPPER, slow=True),
     "a step over NVFP4": Row(four_bits("e2m1", listed=True), WALK, slow=True),
     "decode of Hopper over a list": Row(
         decode(Decode((300, 3, 65), heads=(8, 2), D=128), balanced=True, **BY_HOPPER),

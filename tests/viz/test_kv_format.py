@@ -47,7 +47,7 @@ def test_bytes_that_lie_apart_are_listed_beside_each_other(sound: Any) -> None:
 
 
 def test_a_page_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"page is 4: must be in \[0, 4\)"):
+    with pytest.raises(ValueError, match=r"page is 4: must be one of the 4 pages"):
         known_format("mla.656").draw(page=4)
 
 

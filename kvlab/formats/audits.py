@@ -159,9 +159,14 @@ def in_numpy(given: Any, name: str) -> Any:
     return to_numpy(in_cpu_memory(given), name) if hasattr(given, "shape") else given
 
 
+def check_array(cache: Any) -> None:
+    """ValueError unless ``cache`` is an array."""
+    require(hasattr(cache, "shape"), f"cache is a {type(cache).__name__}", "an array of NumPy or torch")
+
+
 def format_of_cache(cache: Any) -> Format:
     """The format of a tensor of one of the usual shapes."""
-    require(hasattr(cache, "shape"), f"cache is a {type(cache).__name__}", "an array of NumPy or torch")
+    check_array(cache)
     shape, dtype = tuple(cache.shape), dtype_of(cache, "cache")
     stored = next((one.name for one in STORED.values() if one.bits >= 8 and np.dtype(one.dtype) == dtype), None)
     axes = {

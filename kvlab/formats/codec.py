@@ -29,9 +29,9 @@ def numbers(given: Any, name: str) -> np.ndarray[Any, Any]:
     """Array of NumPy over what was given: numbers, or fields of them. ValueError, naming it, for anything else."""
     try:
         array = to_numpy(given, name)
-    except ValueError as reason:
+    except ValueError:
         require(hasattr(given, "shape"), f"{name} is {shown(given)}", "numbers, in rows of one length")
-        raise reason
+        raise
     require(array.dtype.kind not in "OUSMm", f"{name} has dtype {array.dtype}", "numbers")
     return array
 

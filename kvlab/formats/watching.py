@@ -11,7 +11,7 @@ from kvlab.common.arrays import on_gpu, to_numpy
 from kvlab.common.checks import require
 from kvlab.memory import POISON
 
-from .audits import Audit, Mask, audit, bytewise, format_of_cache, in_numpy
+from .audits import Audit, Mask, audit, bytewise, check_array, format_of_cache, in_numpy
 from .format import Format
 
 
@@ -49,7 +49,7 @@ class Watch:
 
     def _shared(self, cache: Any) -> Any:
         """The cache's bytes: NumPy's, or a tensor's on a GPU."""
-        require(hasattr(cache, "shape"), f"cache is a {type(cache).__name__}", "an array of NumPy or torch")
+        check_array(cache)
         array: Any = cache if on_gpu(cache) else to_numpy(cache, "cache")
         fits = array.is_contiguous() if on_gpu(cache) else array.flags.c_contiguous and array.flags.writeable
         require(

@@ -260,7 +260,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     step = BM if skip else rows
     before = (num_keys - problem.max_q) % step if known else step - 1  # rows a first tile lacks, at most
     many = 0 < page < 32 and wide <= 192 and item == 2  # page numbers of a block
-    if widened or item == 1:
+    if not sixteen:
         registers = WIDENED if widened else EIGHT_SEEN if whole and not bounded and not window else EIGHT
     else:
         registers = Registers(160, 32) if three else MANY_PAGES if many else PAGED if page else Registers(240, 32)

@@ -81,11 +81,9 @@ def _walks(schedule: SharedWork | None) -> list[SharedWork]:
 def _walk(canvas: Canvas, y: float, schedule: SharedWork, tiles: str) -> tuple[float, list[Array]]:
     """The two panels of a walk and their axis, from y on: (where they end, work of each program in both)."""
     names = f"a program for each tile{tiles}", f"shared equally{tiles}"
-    together, lanes = schedule.config.together, schedule.config.lanes(schedule.problem.kv_heads)
-    units = schedule.units[schedule.units["program"] % lanes < together]
-    rows, overhead = schedule.teams * together, schedule.config.overhead
+    units, row = of_one_head(schedule)
+    rows, overhead = schedule.teams * schedule.config.together, schedule.config.overhead
     size = units["last"] - units["first"]
-    row = units["program"] // lanes * together + units["program"] % together
     shared = row, units["sequence"], size + overhead
     alone = _tile_each(units, size, rows, overhead)
     ends = [np.bincount(bars[0], bars[2], minlength=rows) for bars in (alone, shared)]
@@ -104,6 +102,13 @@ def _walk(canvas: Canvas, y: float, schedule: SharedWork, tiles: str) -> tuple[f
         y = down.end + APART
     _scale(canvas, y - APART, end, schedule.config.block)
     return y + APART, ends
+
+
+def of_one_head(schedule: SharedWork) -> tuple[Any, Array]:
+    """Units of one KV head of each team, and the row of each: its program, counted among those."""
+    together, lanes = schedule.config.together, schedule.config.lanes(schedule.problem.kv_heads)
+    units = schedule.units[schedule.units["program"] % lanes < together]
+    return units, units["program"] // lanes * together + units["program"] % together
 
 
 _CAPTION = (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.viz.charts.byte_budget import ByteBudget
-from kvlab.viz.charts.schedule import SharedWork, colour_of, draw_schedule
+from kvlab.viz.charts.schedule import SharedWork, colour_of, draw_schedule, of_one_head
 from kvlab.viz.pen.palette import BANKS
 
 from .chart import Chart, drawn_in, finished, plain
@@ -81,9 +81,7 @@ def plot_schedule(schedule: SharedWork, *, ax: Any = None) -> Chart:
     '4 sequences on 16 programs: the busiest does 1.01 of the mean; with a tile each, 6.73'
     """
     told = draw_schedule(schedule)
-    lanes, together = schedule.config.lanes(schedule.problem.kv_heads), schedule.config.together
-    units = schedule.units[schedule.units["program"] % lanes < together]
-    row = units["program"] // lanes * together + units["program"] % together
+    units, row = of_one_head(schedule)
     cost = units["last"] - units["first"] + schedule.config.overhead
     axes, ink, own = drawn_in(ax, 380)
     order = np.argsort(row, kind="stable")

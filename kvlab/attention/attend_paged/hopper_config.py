@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvlab.attention.features.intervals import UNLIMITED
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode.config import DecodeProblem
-from kvlab.attention.mha_decode.hopper_config import BLOCK, HopperDecodeConstants, has_depths
+from kvlab.attention.mha_decode.hopper_config import BLOCK, HopperDecodeConstants, has_depths, row_of
 from kvlab.attention.mha_decode.hopper_config import shared_bytes as ring_bytes
 from kvlab.attention.mha_prefill.config import PrefillProblem
 from kvlab.attention.mha_prefill.hopper_config import FP8_DIMS, HEAD_DIMS, LIST_DEEPEST, listed_constants
@@ -130,15 +130,14 @@ def ring_of(problem: DecodeProblem, tokens: int, schedule: ScheduleConfig) -> Ho
     (32, None)
     """
     rows = schedule.BM
-    sized = problem.itemsize in (1, 2) and has_depths(problem, listed=True) and problem.group * tokens <= rows
+    sized = problem.itemsize in (1, 2) and has_depths(problem) and problem.group * tokens <= rows
     if not sized or not ring_walks(schedule):
         return None
-    columns = problem.widths[0]
-    W = -(-columns // 64) * 64
+    row = row_of(problem)
     return HopperDecodeConstants(
-        HEADS=1, GROUP=problem.group, TOKENS=tokens, W=W, PAGE=problem.page_size, BT=BLOCK,
-        COLUMNS=columns % 64 and columns, BOX=math.gcd(problem.page_size, BLOCK, schedule.block),
-        NB=512 // W // PROGRAMS[rows], PAIRS=problem.pairs, LONGEST_FIRST=0, PARTS=0,
+        HEADS=1, GROUP=problem.group, TOKENS=tokens, **row, PAGE=problem.page_size, BT=BLOCK,
+        BOX=math.gcd(problem.page_size, BLOCK, schedule.block), NB=512 // row["W"] // PROGRAMS[rows],
+        PAIRS=problem.pairs, LONGEST_FIRST=0, PARTS=0,
         REGISTERS=128 if rows == 16 else 168, ROWS=rows,
     )
 

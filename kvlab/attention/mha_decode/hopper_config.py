@@ -15,14 +15,16 @@ from kvlab.common.arrays import dtype_of
 from .config import DecodeProblem, longest_first
 
 SUPPORTED = (
-    "bf16 or fp16 with a cache of that dtype and D = Dv of 64 or 128 (80, 96 or 112 over a schedule), or of "
-    "float8_e4m3fn and 128 with scales that are numbers or of heads, at most 16 query rows of a KV head (32 over a "
-    "schedule), no mask but the causal one, no softcap or ALiBi, sinks over a schedule alone, pages of multiples of 8 "
-    "tokens, caches that start at 16 bytes and whose strides are multiples of 16 bytes"
+    "bf16 or fp16 with a cache of that dtype and D = Dv of 64, 80, 96, 112 or 128, or of float8_e4m3fn and 128 with "
+    "scales that are numbers or of heads, at most 16 query rows of a KV head (32 over a schedule), no mask but the "
+    "causal one, no softcap or ALiBi, sinks over a schedule alone, pages of multiples of 8 tokens, caches that start "
+    "at 16 bytes and whose strides are multiples of 16 bytes"
 )
-LIST_DEPTHS = (64, 80, 96, 112, 128)
+DEPTHS = (64, 80, 96, 112, 128)
 ROWS = 16
 BLOCK = 64
+PANEL = 64
+"""Columns of 16 bits of a box."""
 CTAS_PER_PROCESSOR = 2
 
 
@@ -80,7 +82,7 @@ def hopper_lacks(
     kinds = [dtype_of(x, "q") for x in (q, k_cache, v_cache)]
     if kinds[0].itemsize != 2 or kinds[1] != kinds[2] or (kinds[1] != kinds[0] and not problem.pairs):
         return f"q of dtype {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}"
-    if not has_depths(problem, listed=rows > ROWS):
+    if not has_depths(problem):
         return f"head dimensions {problem.head_dim} and {problem.v_dim}"
     if problem.group * problem.tokens > rows:
         return f"{problem.tokens} new tokens of {problem.group} query heads a KV head"
@@ -98,10 +100,19 @@ def hopper_lacks(
     return None
 
 
-def has_depths(problem: DecodeProblem, *, listed: bool = False) -> bool:
-    """Tells whether the Hopper kernel has the problem's head dimensions; ``listed``: over a schedule."""
-    known = (128,) if problem.pairs else LIST_DEPTHS if listed else (64, 128)
-    return problem.head_dim == problem.v_dim and problem.head_dim in known
+def has_depths(problem: DecodeProblem) -> bool:
+    """Tells whether the Hopper kernel has the problem's head dimensions."""
+    return problem.head_dim == problem.v_dim and problem.head_dim in ((128,) if problem.pairs else DEPTHS)
+
+
+def row_of(problem: DecodeProblem) -> dict[str, int]:
+    """W and COLUMNS of a problem's rows: whole panels, and how many columns there are where that is not all.
+
+    >>> row_of(DecodeProblem(64, 1, 32, 8, 80, 80, 2, 16, 4096))
+    {'W': 128, 'COLUMNS': 80}
+    """
+    columns = problem.widths[0]
+    return {"W": -(-columns // PANEL) * PANEL, "COLUMNS": columns % PANEL and columns}
 
 
 def hopper_declined(problem: DecodeProblem) -> str | None:
@@ -141,7 +152,7 @@ def choose_hopper(
     stages = 4 if problem.pairs and programs * splits <= processors else 2
     bt = BLOCK // heads
     constants = HopperDecodeConstants(
-        HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, W=problem.widths[0], PAGE=problem.page_size, BT=bt,
+        HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, **row_of(problem), PAGE=problem.page_size, BT=bt,
         BOX=math.gcd(problem.page_size, bt), NB=stages, PAIRS=problem.pairs,
         LONGEST_FIRST=longest_first(problem.batch, programs, places) if splits == 1 else 0,
         PARTS=0 if batch_invariant else parts_of(heads * rows, splits),

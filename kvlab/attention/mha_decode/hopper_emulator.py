@@ -244,7 +244,10 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     writes = (kv < C.HEADS) & (sees | (splits == 1))
     cols = np.arange(C.W) * (2 if C.PAIRS else 1)
     o = np.where(some[:, None], o * l[:, None], np.float32(0))
-    store(out, (*rows, cols), o, mask=writes[:, None])
+    inside = writes[:, None]
+    if C.COLUMNS:
+        inside = inside & (cols < C.COLUMNS)
+    store(out, (*rows, cols), o, mask=inside)
     if C.PAIRS:
         o_odd = other_columns(cta, o_odd, top)
         o_odd = np.where(some[:, None], o_odd * l[:, None], np.float32(0))
@@ -291,8 +294,11 @@ def join(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> None:
             at = split[:, None]
             w = load(part_lse, (at, batch, token, heads), mask=has, other=-np.inf)
             rows: tuple[Any, ...] = at[..., None], batch, token[:, None], heads[:, None]
-            parts = load(part, (*rows, cols), mask=has[..., None])
-            cta.traffic.move("DRAM->registers", int(has.sum()) * (D + 1) * 4)
+            inside = has[..., None]
+            if C.COLUMNS:
+                inside = inside & (cols < C.COLUMNS)
+            parts = load(part, (*rows, cols), mask=inside)
+            cta.traffic.move("DRAM->registers", int(has.sum()) * (part.shape[-1] + 1) * 4)
             #: add -> top, total, o    weights relative to the largest so far
             new = np.maximum(top, w.max(0))
             shift = np.where(np.isneginf(new), np.float32(0), new)
@@ -310,9 +316,11 @@ def join(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> None:
         #: store
         store(lse_out, (batch, token, heads), lse, mask=there)
         rows = batch, token[:, None], heads[:, None]
-        writes = there
-        store(out, (*rows, cols), o, mask=writes[:, None])
-        cta.traffic.move("registers->DRAM", int(there.sum()) * (D * out.itemsize + 4))
+        writes = there[:, None]
+        if C.COLUMNS:
+            writes = writes & (cols < C.COLUMNS)
+        store(out, (*rows, cols), o, mask=writes)
+        cta.traffic.move("registers->DRAM", int(there.sum()) * (out.shape[-1] * out.itemsize + 4))
 
 
 def of_every_warp(q: Array) -> Array:

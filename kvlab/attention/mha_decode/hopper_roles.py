@@ -217,7 +217,10 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
     writes = (kv < C.HEADS) & (sees | (splits == 1))
     cols = gl.arange(0, C.W, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
     o = gl.where(some[:, None], o * l[:, None], 0.0)
-    gl.store(rows[:, None] + cols[None, :], o.to(out.dtype.element_ty), mask=writes[:, None])
+    inside = writes[:, None]
+    if C.COLUMNS:
+        inside = inside & (cols < C.COLUMNS)[None, :]
+    gl.store(rows[:, None] + cols[None, :], o.to(out.dtype.element_ty), mask=inside)
     if C.PAIRS:
         o_odd = other_columns(o_odd, places, top, C)
         o_odd = gl.where(some[:, None], o_odd * l[:, None], 0.0)
@@ -270,7 +273,10 @@ def join(item, groups, splits, counters, results, part_of, C: gl.constexpr):
             at = split.to(gl.int64)[:, None]
             w = gl.load((part_lse + lse_rows)[None, :] + at * lse_strides.split, mask=has, other=float("-inf"))
             rows = gl.expand_dims(part_rows[None, :] + at * p_strides.split, 2)
-            parts = gl.load(rows + gl.expand_dims(cols[None, :], 0), mask=gl.expand_dims(has, 2), other=0.0)
+            inside = gl.expand_dims(has, 2)
+            if C.COLUMNS:
+                inside = inside & gl.expand_dims((cols < C.COLUMNS)[None, :], 0)
+            parts = gl.load(rows + gl.expand_dims(cols[None, :], 0), mask=inside, other=0.0)
             #: add -> top, total, o    weights relative to the largest so far
             new = gl.maximum(top, gl.max(w, 0))
             shift = gl.where(new == float("-inf"), 0.0, new)
@@ -290,5 +296,7 @@ def join(item, groups, splits, counters, results, part_of, C: gl.constexpr):
         gl.store(lse_out + lse_rows, lse, mask=there)
         rows = out + batch * o_strides.batch + token * o_strides.token + heads * o_strides.head
         rows = gl.convert_layout(rows, gl.SliceLayout(1, SUMS))
-        writes = gl.convert_layout(there, gl.SliceLayout(1, SUMS))
-        gl.store(rows[:, None] + cols[None, :], o.to(out.dtype.element_ty), mask=writes[:, None])
+        writes = gl.convert_layout(there, gl.SliceLayout(1, SUMS))[:, None]
+        if C.COLUMNS:
+            writes = writes & (cols < C.COLUMNS)[None, :]
+        gl.store(rows[:, None] + cols[None, :], o.to(out.dtype.element_ty), mask=writes)

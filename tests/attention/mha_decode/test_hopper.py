@@ -29,6 +29,8 @@ CASES = [
     Case((150, 20), heads=(6, 2), D=128, S=2, page=24, storage="hnd", splits=2),
     Case((90, 17), heads=(28, 4), D=128, page=128, storage="halves"),
     Case((40, 17), heads=(4, 2), D=64, storage="wide", dtype="fp16"),
+    Case((130, 0, 65), heads=(12, 4), D=80),
+    Case((90, 17), heads=(6, 3), D=112, S=2, page=24, storage="hnd", splits=2),
 ]
 
 
@@ -83,6 +85,7 @@ def test_the_order_of_programs_and_the_depth_change_nothing(changes: dict[str, i
 SPLIT = [
     Case((150, 20, 0, 3), heads=(8, 8), D=64, S=4, page=8, splits=5),
     Case((700,), heads=(4, 1), D=128, splits=23),
+    Case((300, 0, 40), heads=(6, 2), D=96, splits=5, dtype="fp16"),
     FeatureCase((100, 1), heads=(8, 4), D=128, S=2, kv=FP8, scales="head", splits=3),
 ]
 
@@ -143,7 +146,7 @@ def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
     "changes, message",
     [
         ({"dtype": "fp32"}, "q of dtype float32"),
-        ({"D": 96}, "head dimensions 96 and 96"),
+        ({"D": 72}, "head dimensions 72 and 72"),
         ({"D": 128, "Dv": 64}, "head dimensions 128 and 64"),
         ({"D": 64, "kv": FP8}, "head dimensions 64 and 64"),
         ({"dtype": FP8, "kv": FP8, "D": 128}, "q of dtype float8_e4m3fn"),
@@ -249,6 +252,8 @@ MATRIX: list[Case | FeatureCase] = [
     Case((70,) * 3, heads=(8, 8), D=64, S=4, page=8, dtype="fp16", splits=1),
     Case((600,), heads=(9, 1), D=128, page=48),
     Case((1100,), heads=(32, 8), D=128),
+    Case((70,) * 3, heads=(32, 8), D=80, splits=1),
+    Case((1100,), heads=(32, 8), D=112),
     FeatureCase((70,) * 3, heads=(32, 8), D=128, kv=FP8, scales="head", splits=1),
     FeatureCase((70,), heads=(3, 3), D=128, kv=FP8, S=2, splits=2, dtype="fp16"),
 ]

@@ -195,7 +195,8 @@ def test_tiles_hold_each_row_once_and_blocks_without_a_mask_are_seen_by_all(case
 
 
 def test_which_program_takes_a_tile_changes_nothing() -> None:
-    arrays, numbers = prefill_arguments(Case(((200, 300),) * 2, heads=(4, 2)))
+    arrays, numbers = prefill_arguments(Case(((330, 400),) * 2, heads=(4, 2)))
+    assert numbers["config"].constants.NC == 3
     assert numbers["config"].tiles == 16
     launch = functools.partial(hopper_emulator.launch, *arrays, **numbers)
     one, five = (tuple(map(bits, launch(processors=n))) for n in (1, 5))
@@ -357,6 +358,7 @@ LENS = ((150, 200), (150, 200))
 MATRIX = [
     Case(LENS, heads=(4, 2), D=64),
     Case(LENS, heads=(4, 2), D=64, causal=False),
+    Case(((256, 256),), heads=(4, 2), D=64),  # two consumers
     Case(((256, 256),), heads=(4, 2), D=128),
     Case(LENS, heads=(4, 2), D=128, form="ragged", dtype="fp16"),
     Case(LENS, heads=(4, 2), D=128, form="paged", page=16, sinks=True, softcap=20.0, window=100),

@@ -45,11 +45,11 @@ from kvlab.staging import Timeline, Traffic
 method = functools.partial(method_of, HopperPrefillCTA)
 CASES = {
     "two": Case(((256, 384),), heads=(4, 2), D=128),  # two consumers, two buffers of Q, tiles of two or three blocks
-    "three": Case(((200, 500),), heads=(3, 1), D=64, causal=False),  # three consumers, three stages
+    "three": Case(((384, 500),), heads=(3, 1), D=64, causal=False),  # three consumers, three stages
     "halves": Case(((130, 200),), heads=(2, 1), D=192, DV=128),  # O in two parts, one buffer of Q
     "paged": Case(((130, 200), (70, 70)), heads=(2, 1), D=128, form="paged"),  # V is cleaned
     "registers": Case(((256, 384),), heads=(4, 2), D=64, window=300),  # Q is taken to registers, EARLY
-    "turns": Case(((256, 384),), heads=(4, 2), D=64),  # three consumers, each from its own last block
+    "turns": Case(((384, 384),), heads=(4, 2), D=64),  # three consumers, each from its own last block
     "block": Case(((64, 64),), heads=(1, 1), D=128),  # one tile of one block
     "widened": Case(((256, 384),), heads=(4, 2), D=128, kv="fp8"),  # K and V come as e4m3
 }
@@ -192,7 +192,7 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "a barrier after wgmma.wait_group in warp 1",
     ),
     "stage-of-the-next-block": (
-        "two three turns", method("scores", other_stage), READ, "k wgmma by warp 0 of consumer 0",
+        "two three turns", method("scores", other_stage), READ, "k wgmma by warp 0 of|k wgmma by warp 4 of",
     ),
     "k-in-one-place": ("two three halves turns", one_buffer("k"), (WAW, WAR), "k copy by warp"),
     "v-in-one-place": ("two three turns", one_buffer("v"), (WAW, WAR), "v copy by warp"),

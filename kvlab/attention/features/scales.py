@@ -55,7 +55,7 @@ SIDE_BY_SIDE = 4
 """Slots whose scales of a block lie side by side in the 4x4 order."""
 MIDDLE = 8.0
 """What a code over minima is converted less: numbers of either sign, as of integers without minima."""
-BLOCK_UNIT = 2.0**7
+BLOCK_UNIT = 2.0**14
 """Columns with scales of blocks over this are multiplied, all exact in float16."""
 P_SCALE = 2.0**8
 """P times this is rounded to e4m3 where P V runs in fp8; its inverse is in the epilogue."""

@@ -29,16 +29,16 @@ def halves(pairs: Array) -> tuple[Array, Array]:
 
 def quarters(quads: Array, scale: Array | None = None, *, unsigned: bool = False) -> tuple[Array, ...]:
     """The columns 4 n, 4 n + 1, 4 n + 2 and 4 n + 3 in float16 of int16 elements, each four integers of 4 bits
-    (``unsigned`` ones less 8), or with ``scale`` of each element four e2m1 times 2^-7 of it.
+    (``unsigned`` ones less 8), or with ``scale`` of each element four e2m1 times 2^-14 of it.
 
     >>> quad = np.array([0xF821], np.uint16).view(np.int16)
     >>> [quarter.tolist() for quarter in quarters(quad)]
     [[1.0], [2.0], [-8.0], [-1.0]]
     >>> [quarter.tolist() for quarter in quarters(quad, np.array([256.0], np.float32))]
-    [[1.0], [2.0], [-0.0], [-12.0]]
+    [[0.0078125], [0.015625], [-0.0], [-0.09375]]
     """
     codes = [quads.view(np.uint16) >> shift & 15 for shift in (0, 4, 8, 12)]
     if scale is None:
         numbers = _LESS8 if unsigned else _INT4
         return tuple(numbers[code].astype(np.float16) for code in codes)
-    return tuple((_E2M1[code] * (scale * np.float32(2**-7))).astype(np.float16) for code in codes)
+    return tuple((_E2M1[code] * (scale * np.float32(2**-14))).astype(np.float16) for code in codes)

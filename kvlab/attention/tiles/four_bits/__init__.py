@@ -2,7 +2,7 @@
 
 Tiles are loaded as 16-bit elements of four neighbouring columns, as those of fp8 are in pairs. In registers an element
 becomes four float16, of the columns 4 n, 4 n + 1, 4 n + 2 and 4 n + 3; a product is the sum of those over each of them.
-An e2m1 times an e4m3 scale is exact in float16 over 2^7, which the launch's factors make good.
+An e2m1 times an e4m3 scale is exact in float16 over 2^14, which the launch's factors make good.
 
 A tile of 8 query rows is multiplied as S^T = K Q^T and O^T = V^T P^T; V and the scales of its blocks are loaded with
 their columns first for it, and converted in that order (TURNED).

@@ -127,7 +127,7 @@ def add_minima(p, o, features, numbers, page, slot, kv_head, exists):
 
 @triton.jit
 def of_elements(blocks, nth, WIDTH: tl.constexpr, PTX: tl.constexpr, TURNED: tl.constexpr = False):
-    """2^7 times the e4m3 scale of each of WIDTH elements in float16, from bytes ``[BN, WIDTH / 4]`` or words of two
+    """The e4m3 scale of each of WIDTH elements in float16, from bytes ``[BN, WIDTH / 4]`` or words of two
     ``[BN, WIDTH / 8]``, whose bytes are ``nth``: ``[BN, WIDTH]`` or, TURNED, ``[WIDTH, BN]``. Of words a lane has two
     neighbouring elements, as mma takes them.
     """
@@ -137,22 +137,21 @@ def of_elements(blocks, nth, WIDTH: tl.constexpr, PTX: tl.constexpr, TURNED: tl.
     AXIS: tl.constexpr = 1 if TURNED else 2
     SHAPE: tl.constexpr = (FEW, EACH, BN) if TURNED else (BN, FEW, EACH)
     words = tl.trans(blocks) if TURNED else blocks
-    words = tl.broadcast_to(tl.expand_dims(words.to(tl.int32), AXIS), SHAPE)
+    words = tl.broadcast_to(tl.expand_dims(words.to(tl.int16), AXIS), SHAPE)
     if EACH == 2:
         nth = tl.broadcast_to(nth[None, :, None] if TURNED else nth[None, None, :], SHAPE)
     else:
         nth = tl.zeros(SHAPE, tl.int32)
     if PTX >= 89:
         scale = tl.inline_asm_elementwise(
-            "{ .reg .b32 t, by; .reg .b16 x, y; shl.b32 t, $4, 4; lop3.b32 t, t, $3, 0x40, 0xFE; "
-            "prmt.b32 t, $1, $2, t; mov.b32 {x, y}, t; cvt.rn.f16x2.e4m3x2 t, x; mov.b32 by, 0x58005800; "
-            "mul.rn.f16x2 $0, t, by; }", "=r,r,r,r,r",
+            "{ .reg .b32 t; .reg .b16 x, y; shl.b32 t, $3, 4; lop3.b32 t, t, $2, 0x20, 0xFE; "
+            "prmt.b32 t, $1, 0, t; mov.b32 {x, y}, t; cvt.rn.f16x2.e4m3x2 $0, x; }", "=r,r,r,r",
             [words, nth], dtype=tl.float16, is_pure=True, pack=2,
         )
     else:
-        bits = ((words >> (8 * nth)) & 255) << 7
+        bits = ((words.to(tl.int32) >> (8 * nth)) & 255) << 7
         bits = bits | ((bits + 128) & 16384)  # a code's exponent and mantissa are a float16's; of NaN the bit more
-        scale = bits.to(tl.int16).to(tl.float16, bitcast=True) * 32768.0
+        scale = bits.to(tl.int16).to(tl.float16, bitcast=True) * 256.0
     scale = tl.expand_dims(tl.reshape(scale, (WIDTH // 4, BN) if TURNED else (BN, WIDTH // 4)), AXIS)
     scale = tl.broadcast_to(scale, (WIDTH // 4, 4, BN) if TURNED else (BN, WIDTH // 4, 4))
     return tl.reshape(scale, (WIDTH, BN) if TURNED else (BN, WIDTH))
@@ -161,15 +160,17 @@ def of_elements(blocks, nth, WIDTH: tl.constexpr, PTX: tl.constexpr, TURNED: tl.
 @triton.jit
 def quarters_of_e2m1(quads, scale, PTX: tl.constexpr):
     """The columns 4 n, 4 n + 1, 4 n + 2 and 4 n + 3 of a tile of int16 in float16, each four e2m1, times 2^-14
-    ``scale``: exponent and mantissa of a code are those of a float16.
+    ``scale``: exponent and mantissa of a code are those of a float16. On NVIDIA masks come last, one for sign and
+    number together, and shifts to the left, which are products, do what permutes could: its integer unit is the one
+    that has most to do.
     """
     if PTX:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 t, o, e; "
-            "shr.b32 t, $4, 3; and.b32 t, t, 0x0E0E0E0E; lop3.b32 o, $4, 0x80808080, t, 0xEA; "
-            "shl.b32 t, $4, 1; and.b32 t, t, 0x0E0E0E0E; shl.b32 e, $4, 4; lop3.b32 e, e, 0x80808080, t, 0xEA; "
-            "prmt.b32 $0, e, 0, 0x2404; and.b32 $2, e, 0xFF00FF00; prmt.b32 $1, o, 0, 0x2404; "
-            "and.b32 $3, o, 0xFF00FF00; mul.rn.f16x2 $0, $0, $5; mul.rn.f16x2 $1, $1, $5; "
+            "shr.b32 t, $4, 3; lop3.b32 o, $4, t, 0x80808080, 0xE4; and.b32 $3, o, 0x8E008E00; "
+            "shl.b32 t, o, 8; and.b32 $1, t, 0x8E008E00; "
+            "shl.b32 t, $4, 1; shl.b32 e, $4, 4; lop3.b32 e, e, t, 0x80808080, 0xE4; and.b32 $2, e, 0x8E008E00; "
+            "shl.b32 t, e, 8; and.b32 $0, t, 0x8E008E00; mul.rn.f16x2 $0, $0, $5; mul.rn.f16x2 $1, $1, $5; "
             "mul.rn.f16x2 $2, $2, $5; mul.rn.f16x2 $3, $3, $5; }",
             "=&r,=&r,=&r,=&r,r,r", [quads, scale], dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
             is_pure=True, pack=2,

@@ -3,7 +3,8 @@
     python benchmarks/report.py [RECORD.json ...]        # without one: the committed records
 
 A goal is how many times as fast as the fastest peer of the same run a task shall be; decode of 64 sequences shall also
-read the cache at 0.95 of what a plain reading kernel reaches. A task of a later record replaces that of an earlier one.
+read the cache at 0.95 of what a plain reading kernel reaches. For tasks of :mod:`more_tasks` it is 1. A task of a later
+record replaces that of an earlier one.
 Where a call goes over a work list, ``kvlab`` makes it in the time that is taken, ``kvlab_plan`` has it from before, as
 FA3 has its metadata: the goal is held against the latter, like for like, and the former is shown beside it.
 Ratios hold inside a run: which peers took part, and what the card's ceilings were, is in the record.
@@ -93,11 +94,23 @@ GOALS = [
 ]
 
 
-def rows(records: list[dict[str, Any]], goals: list[Goal] = GOALS) -> list[tuple[str, str, str, str, str]]:
-    """(task, goal, reached, whether it is met, fastest peer) of every goal; "no record" where there is none."""
+def goals_of(records: list[dict[str, Any]]) -> list[Goal]:
+    """``GOALS``, where a record has one of them, and for every other task to be as fast as the fastest peer."""
+    names = dict.fromkeys(name for record in records for name in record["tasks"])
+    named = {goal.task for goal in GOALS}
+    others = [Goal(name, name, 1.0) for name in names if name not in named]
+    return (GOALS if named & set(names) else []) + others
+
+
+def rows(
+    records: list[dict[str, Any]], goals: list[Goal] | None = None
+) -> list[tuple[str, str, str, str, str]]:
+    """(task, goal, reached, whether it is met, fastest peer) of every goal, left out: :func:`goals_of`; "no record"
+    where there is none.
+    """
     tasks = {name: task for record in records for name, task in record["tasks"].items()}
     out = []
-    for goal in goals:
+    for goal in goals_of(records) if goals is None else goals:
         wanted = f"{goal.times:.2f}" + (f", {goal.share:.2f} of the ceiling" if goal.share else "")
         task = tasks.get(goal.task, {})
         measured = task.get("implementations", {})
@@ -130,7 +143,7 @@ def table(records: list[dict[str, Any]]) -> str:
         head.append(
             "Over a work list: with the list from before, as FA3 has its metadata; then, with it made in the call."
         )
-    return "\n".join([*head, "", *text, "", f"{met} of {len(found)} recorded goals met; {len(GOALS)} goals."])
+    return "\n".join([*head, "", *text, "", f"{met} of {len(found)} recorded goals met; {len(lines) - 1} goals."])
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ that are not named here are the benchmark's own (``--tasks``, ``--impls``, ``--s
 CPU and leaves no record). It checks every output against float64, captures each implementation in a CUDA graph and
 samples them in turns, the L2 flushed before each sample; ``kvlab_adapter.py`` is how it calls kvlab. The record has
 card, driver, versions, date, command, and what each implementation took; ``kvlab_plan`` is kvlab with work lists made
-before. Compare ratios, not times, of different runs.
+before. ``--tasks more`` runs :mod:`more_tasks`. Compare ratios, not times, of different runs.
 """
 
 from __future__ import annotations
@@ -78,11 +78,14 @@ def benchmark(arguments: list[str]) -> None:
     sys.path[:0] = [os.environ[BENCH], str(Path(__file__).parent)]
     os.environ["KVLAB_ADAPTER_DIR"] = str(Path(__file__).parent)
     import bench_attention
+    import more_tasks
     import peers
     import sparse_mla
 
     bench_attention.__file__ = __file__
     sparse_mla.add(bench_attention)
+    if "more" in arguments:
+        more_tasks.add(bench_attention)
     peers.IMPLS["kvlab"] = with_more(peers.IMPLS["kvlab"])
     peers.IMPLS["kvlab_plan"] = with_plan(peers.IMPLS["kvlab"])
     peers.OTHER_LAYOUT.add("kvlab_plan")  # no peer

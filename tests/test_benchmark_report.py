@@ -11,6 +11,7 @@ import pytest
 from benchmarks import gpu_record
 from benchmarks.report import GOALS, RECORDS, RESULTS, Goal, rows, table
 
+MORE = json.loads((RESULTS / "attention_more_h200.json").read_text())
 COMMITTED = [json.loads((RESULTS / name).read_text()) for name in RECORDS]
 
 
@@ -29,6 +30,13 @@ def test_every_recorded_task_has_a_goal() -> None:
     assert all(record["command"] in text and record["card"] in text for record in COMMITTED)
     met = sum(row[3] == "yes" for row in rows(COMMITTED))
     assert f"{met} of {len(recorded)} recorded goals met" in text
+
+
+def test_tasks_that_no_goal_names_have_that_of_the_fastest_peer() -> None:
+    found = rows([MORE])
+    assert [row[:2] for row in found] == [(name, "1.00") for name in MORE["tasks"]]
+    assert len(rows([*COMMITTED, MORE])) == len(GOALS) + len(found)
+    assert f"{len(found)} goals." in table([MORE])
 
 
 @pytest.mark.parametrize(("vs_best", "fraction", "met"), [(1.06, 0.95, "yes"), (1.05, 0.94, "no"), (1.04, 0.99, "no")])

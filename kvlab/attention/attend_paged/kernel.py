@@ -451,8 +451,9 @@ def launch(
     early = q.is_cuda and len(config.walks) == 1 and config.walks[0].module is not None
     if works is None:
         listed = schedule_problem(problem, *f.mask.by_length)
+        lists = partial(make_list, seq_lens, cu_seqlens, problem=listed, early=early or beside)
         works = [
-            make_list(seq_lens, cu_seqlens, problem=listed, config=one.schedule, early=early, again=known)[0]
+            lists(config=one.schedule, beside=beside and one is not config.walks[0], again=known)[0]
             for one, known in zip(config.walks, kept, strict=True)
         ]
     launches = [

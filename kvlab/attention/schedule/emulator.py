@@ -72,56 +72,74 @@ def teams_at_work(few: Any, many: Any, fewest: int, most_wide: int, sharing: Sha
     return max(wide_teams if fewest > sharing.few else teams, 1)
 
 
+def add_at(array: Array, index: Array, value: Any, mask: Array) -> None:
+    """Add to elements, several of which may be the same one."""
+    np.add.at(array, index[mask], np.broadcast_to(value, mask.shape)[mask].astype(array.dtype))  #- instruction
+
+
 def work_list(
     seq_lens: Array, cu_seqlens: Array | None, list_array: Array, problem: ScheduleProblem, config: ScheduleConfig
 ) -> None:
     """Write the work list of a step: which items there are, what they cost, and where each team begins."""
-    #: setup -> items    where the parts of the list lie; no item yet
+    #: setup    where the parts of the list lie
     batches, tokens, group = problem.batch, problem.tokens, problem.group  #- launch
     WIDE, ROWS = wide(batches), config.rows  #- launch
     left, right, max_keys = problem.left, problem.right, problem.max_keys  #- launch
     teams, least = config.teams(problem.kv_heads), config.least  #- launch
-    HALVINGS = halvings(config.most_items(problem))  #- launch
-    parts = list_parts(config.most_items(problem))  #- address
+    most_items = config.most_items(problem)  #- launch
+    HALVINGS = halvings(most_items)  #- launch
+    parts = list_parts(most_items)  #- address
     fields, starts, sequences, tiles, firsts = (list_array[at:] for at in (0, *parts))  #- address
     sharing = config.sharing  #- launch
     most_wide = 0 if sharing is None else sharing.most  #- launch
+    for at in range(0, most_items, WIDE):
+        #: clear
+        index = at + np.arange(WIDE, dtype=np.int32)
+        store(sequences, (index,), 0, mask=index < most_items)
+        store(tiles, (index,), 0, mask=index < most_items)
+    #: begin -> items    no item yet
     items = np.int32(0)
     few_work = np.int32(0)
     many_work = np.int32(0)
     for at in range(0, batches, WIDE):
-        #: sequences -> count, place, items, longest    the items of these sequences and their places in the list
+        #: sequences -> count, behind, items    where sequences end: at each place how many do, with how many items
         batch = at + np.arange(WIDE, dtype=np.int32)
         inside = batch < batches
         num_keys = key_count(load(seq_lens, (batch,), mask=inside, other=0), max_keys)
         new = new_tokens_of(cu_seqlens, batch, tokens, inside)
         wanted = inside & (new >= config.fewest) & (new <= config.most)
         count = np.where(wanted, ceildiv(new * group, ROWS) * config.heads, 0)
-        place = np.cumsum(count) - count + items
+        behind = np.cumsum(count) + items
+        add_at(sequences, behind, 1, inside & (behind < most_items))
+        add_at(tiles, behind, count, wanted & (behind < most_items))
         items = items + np.sum(count)
-        longest = np.max(count)
         if sharing is not None:
             few, many = work_of(num_keys, new, inside, group, sharing)
             few_work = few_work + few
             many_work = many_work + many
-        for item in range(longest):
-            #: cost -> tile, cost    of the item-th item of each: key blocks, and its units' beginnings; 1 without a key
-            exists = item < count
-            tile = item // config.heads
-            first, last = item_blocks(num_keys, new, tile, group, left, right, ROWS, config.block)
-            cost = np.maximum(last - first + config.overhead * units_of(last - first, config.unit), 1)
-            store(starts, (place + item,), cost, mask=exists)
-            store(sequences, (place + item,), batch, mask=exists)
-            store(tiles, (place + item,), item, mask=exists)
-    #: zero -> total
+    #: zero -> total, ended, passed
     total = np.int32(0)
+    ended = np.int32(0)
+    passed = np.int32(0)
     for at in range(0, items, WIDE):
-        #: sums -> total    costs become the places of the items' first units
+        #: items -> batch, item, cost, total, ended, passed    each in its sequence; costs become places of first units
         index = at + np.arange(WIDE, dtype=np.int32)
         there = index < items
-        cost = load(starts, (index,), mask=there, other=0)
+        ends = load(sequences, (index,), mask=there, other=0)
+        counts = load(tiles, (index,), mask=there, other=0)
+        batch = np.cumsum(ends) + ended
+        item = index - np.cumsum(counts) - passed
+        num_keys = key_count(load(seq_lens, (batch,), mask=there, other=0), max_keys)
+        new = new_tokens_of(cu_seqlens, batch, tokens, there)
+        first, last = item_blocks(num_keys, new, item // config.heads, group, left, right, ROWS, config.block)
+        # key blocks, and its units' beginnings; 1 without a key
+        cost = np.where(there, np.maximum(last - first + config.overhead * units_of(last - first, config.unit), 1), 0)
         store(starts, (index,), np.cumsum(cost) - cost + total, mask=there)
+        store(sequences, (index,), batch, mask=there)
+        store(tiles, (index,), item, mask=there)
         total = total + np.sum(cost)
+        ended = ended + np.sum(ends)
+        passed = passed + np.sum(counts)
     #: share -> share    what a team takes
     at_work = teams
     if sharing is not None:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.features.kernel import key_count, key_range
-from kvlab.triton_support.dependents import let_next_begin
+from kvlab.triton_support.dependents import let_next_begin, wait_for_launch_before
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import HEAD as _HEAD
@@ -80,59 +80,79 @@ def teams_at_work(few, many, fewest, most_wide, sharing):
 
 
 @triton.jit
+def add_at(ptr, index, value, mask):
+    """Add to elements, several of which may be the same one."""
+    tl.atomic_add(ptr + index, value, mask=mask, sem="relaxed")  #- instruction
+
+
+@triton.jit
 def work_list(
     seq_lens_ptr, cu_seqlens_ptr, list_ptr, seq_lens_batch, batches, most_items, max_keys, tokens, fewest, most, group,
     left, right, teams, least, sharing, most_wide,
     ROWS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, UNIT: tl.constexpr,
-    CUMULATIVE: tl.constexpr, WIDE: tl.constexpr, HALVINGS: tl.constexpr, EARLY: tl.constexpr,
+    CUMULATIVE: tl.constexpr, WIDE: tl.constexpr, HALVINGS: tl.constexpr, EARLY: tl.constexpr, BESIDE: tl.constexpr,
 ):
     """Write the work list of a step: which items there are, what they cost, and where each team begins. EARLY: the
-    launch behind this one begins meanwhile.
+    launch behind this one begins meanwhile. BESIDE: this one did so, too, and ends behind the one before.
     """
-    #: setup -> items    where the parts of the list lie; no item yet
+    #: setup    where the parts of the list lie
     let_next_begin(EARLY)  #- wait
     starts_ptr = list_ptr + HEAD  #- address
     sequences_ptr = starts_ptr + most_items + 1  #- address
     tiles_ptr = sequences_ptr + most_items  #- address
     firsts_ptr = tiles_ptr + most_items  #- address
+    for at in range(0, most_items, WIDE):
+        #: clear
+        index = at + tl.arange(0, WIDE)
+        tl.store(sequences_ptr + index, 0, mask=index < most_items)
+        tl.store(tiles_ptr + index, 0, mask=index < most_items)
+    #: begin -> items    no item yet
+    tl.debug_barrier()  #- wait
     items = 0
     few_work = 0
     many_work = 0
     for at in range(0, batches, WIDE):
-        #: sequences -> count, place, items, longest    the items of these sequences and their places in the list
+        #: sequences -> count, behind, items    where sequences end: at each place how many do, with how many items
         batch = at + tl.arange(0, WIDE)
         inside = batch < batches
         num_keys = key_count(tl.load(seq_lens_ptr + batch * seq_lens_batch, mask=inside, other=0), max_keys)
         new = new_tokens_of(cu_seqlens_ptr, batch, tokens, inside, CUMULATIVE)
         wanted = inside & (new >= fewest) & (new <= most)
         count = tl.where(wanted, tl.cdiv(new * group, ROWS) * HEADS, 0)
-        place = tl.cumsum(count, 0) - count + items
+        behind = tl.cumsum(count, 0) + items
+        add_at(sequences_ptr, behind, 1, inside & (behind < most_items))
+        add_at(tiles_ptr, behind, count, wanted & (behind < most_items))
         items = items + tl.sum(count, 0)
-        longest = tl.max(count, 0)
         if sharing is not None:
             few, many = work_of(num_keys, new, inside, group, sharing)
             few_work = few_work + few
             many_work = many_work + many
-        for item in range(longest):
-            #: cost -> tile, cost    of the item-th item of each: key blocks, and its units' beginnings; 1 without a key
-            exists = item < count
-            tile = item // HEADS
-            first, last = item_blocks(num_keys, new, tile, group, left, right, ROWS, BLOCK)
-            cost = tl.maximum(last - first + OVERHEAD * units_of(last - first, UNIT), 1)
-            tl.store(starts_ptr + place + item, cost, mask=exists)
-            tl.store(sequences_ptr + place + item, batch, mask=exists)
-            tl.store(tiles_ptr + place + item, item, mask=exists)
-    #: zero -> total
+    #: zero -> total, ended, passed
     tl.debug_barrier()  #- wait
     total = 0
+    ended = 0
+    passed = 0
     for at in range(0, items, WIDE):
-        #: sums -> total    costs become the places of the items' first units
+        #: items -> batch, item, cost, total, ended, passed    each in its sequence; costs become places of first units
         index = at + tl.arange(0, WIDE)
         there = index < items
-        cost = tl.load(starts_ptr + index, mask=there, other=0)
+        ends = tl.load(sequences_ptr + index, mask=there, other=0)
+        counts = tl.load(tiles_ptr + index, mask=there, other=0)
+        batch = tl.cumsum(ends, 0) + ended
+        item = index - tl.cumsum(counts, 0) - passed
+        num_keys = key_count(tl.load(seq_lens_ptr + batch * seq_lens_batch, mask=there, other=0), max_keys)
+        new = new_tokens_of(cu_seqlens_ptr, batch, tokens, there, CUMULATIVE)
+        first, last = item_blocks(num_keys, new, item // HEADS, group, left, right, ROWS, BLOCK)
+        # key blocks, and its units' beginnings; 1 without a key
+        cost = tl.where(there, tl.maximum(last - first + OVERHEAD * units_of(last - first, UNIT), 1), 0)
         tl.store(starts_ptr + index, tl.cumsum(cost, 0) - cost + total, mask=there)
+        tl.store(sequences_ptr + index, batch, mask=there)
+        tl.store(tiles_ptr + index, item, mask=there)
         total = total + tl.sum(cost, 0)
+        ended = ended + tl.sum(ends, 0)
+        passed = passed + tl.sum(counts, 0)
     #: share -> share    what a team takes
+    wait_for_launch_before(BESIDE)  #- wait
     at_work = teams
     if sharing is not None:
         at_work = tl.minimum(teams_at_work(few_work, many_work, fewest, most_wide, sharing), teams)
@@ -174,10 +194,12 @@ def team_items(list_ptr, starts_ptr, firsts_ptr, team, REACH: tl.constexpr):
 
 def launch(
     seq_lens: torch.Tensor, cu_seqlens: torch.Tensor | None = None, *, problem: ScheduleProblem,
-    config: ScheduleConfig, out: torch.Tensor | None = None, early: bool = False, again: Again = None,
+    config: ScheduleConfig, out: torch.Tensor | None = None, early: bool = False, beside: bool = False,
+    again: Again = None,
 ) -> tuple[torch.Tensor]:
     """Run the kernel on lengths ``[B]`` and, or None, ``cu_seqlens [B + 1]``: the list, int32. The arguments are valid;
-    ``again`` as of :mod:`kvlab.triton_support.launching`. Nothing waits for the GPU.
+    early, beside : as of ``work_list``; ``again`` as of :mod:`kvlab.triton_support.launching`. Nothing waits for the
+    GPU.
     """
     size = config.list_size(problem)
     out = torch.empty(size, dtype=torch.int32, device=seq_lens.device) if out is None else out
@@ -189,6 +211,6 @@ def launch(
             config.least, config.sharing, 0 if config.sharing is None else config.sharing.most, ROWS=config.rows,
             HEADS=config.heads, BLOCK=config.block, OVERHEAD=config.overhead, UNIT=config.unit,
             CUMULATIVE=cu_seqlens is not None, WIDE=wide(problem.batch), HALVINGS=halvings(config.most_items(problem)),
-            EARLY=early, num_warps=config.num_warps,
+            EARLY=early, BESIDE=beside, num_warps=config.num_warps, **({"launch_pdl": True} if beside else {}),
         )
     return (out,)

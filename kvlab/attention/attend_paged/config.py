@@ -83,7 +83,9 @@ MERGED = 32
 """Partial results of 128 columns that a program of four warps merges at a time: 32 registers of a thread."""
 SHORT_KEYS = 512
 """Keys of a sequence that stay in L2: its tiles need not be walked side by side to read them once."""
-LARGE_ROWS, LARGE_BLOCK, LARGE_OVERHEAD = 128, 128, 1
+PROMPT_KEYS = 2048
+"""The same of sequences of many new tokens but not as many of each: tiles side by side would often have no rows."""
+LARGE_ROWS, LARGE_BLOCK, LARGE_OVERHEAD = 128, 128, 2
 """Rows of the largest tile, keys of the key blocks of its units, and of how many the beginning takes as long as."""
 
 
@@ -237,9 +239,9 @@ def choose_walks(
     """The walks of a call in which no sequence has more than ``longest`` new tokens: where these are ragged and many,
     one over the sequences whose rows fit a tile of 32, and one over the others, whose tiles are larger; this one alone,
     if all have as many. The rows of a tile depend on the sizes and the architecture alone, so that layers of other
-    features share a plan. ``tiles``: large ones are by Hopper's prefill kernel, and of so few keys that another walk
-    would not pay all are; ``beside``: while the ring walks the others, of which up to 16 rows have a walk of their own,
-    as two programs of an SM have room.
+    features share a plan. ``tiles``: large ones are by Hopper's prefill kernel, and of so few keys, for so many new
+    tokens, that another walk would not pay all are; ``beside``: while the ring walks the others, of which up to 16 rows
+    have a walk of their own, as two programs of an SM have room.
     ``batch_invariant``: what others have decides nothing; units of 2048 keys, of so many more as the rows of an item
     are more than 32. ``qv``: V has a query, too, and tiles have room for rows of K and V side by side.
 
@@ -256,7 +258,10 @@ def choose_walks(
     ragged = isinstance(problem, AttendProblem) and problem.ragged
     longest = UNLIMITED // problem.group if ragged and batch_invariant else longest
     large_ones = ragged and longest > few
-    alone = problem.tokens == problem.batch * longest or (tiles and problem.max_keys <= SHORT_KEYS)
+    uniform = problem.tokens == problem.batch * longest
+    prompts = tiles and not uniform and problem.tokens * problem.group > problem.batch * FEW_ROWS
+    short = problem.max_keys <= (PROMPT_KEYS if prompts else SHORT_KEYS)
+    alone = uniform or (tiles and short)
     several = large_ones and not alone
     fewer = FEW_BESIDE // problem.group
     bounds = [*([fewer] if beside and several and 0 < fewer < few else []), *([few] if several else []), longest]
@@ -272,7 +277,7 @@ def choose_walks(
         if rows > (FEW_ROWS if large_ones else MOST_TOGETHER * FEW_ROWS):
             one = _large(one, problem, max(rows, LARGE_ROWS) if tiles else rows, arch, shared, biased)
         together = max(1, min(MOST_TOGETHER, -(-rows // one.BM)))
-        if one.BM == LARGE_ROWS and problem.max_keys <= SHORT_KEYS and not batch_invariant:
+        if one.BM == LARGE_ROWS and short and not batch_invariant:
             together = 1
         large = {}
         if one.BM == LARGE_ROWS:

@@ -75,11 +75,14 @@ def heads_apart(one: Walk, problem: DecodeProblem) -> Walk:
     >>> [(walk.grid(problem), walk.schedule.teams(8)) for walk in (one, heads_apart(one, problem))]
     [((128,), 4), ((132,), 33)]
     """
-    heads = problem.kv_heads
-    apart = replace(one.schedule, heads=heads)
-    more = tiles_walk(apart) and apart.grid(heads) > one.schedule.grid(heads)
-    few = apart.most_items(schedule_problem(problem, UNLIMITED, 0)) <= WIDE
-    return replace(one, schedule=apart) if more and few else one
+    apart = replace(one.schedule, heads=problem.kv_heads)
+    more = tiles_walk(apart) and apart.grid(problem.kv_heads) > one.schedule.grid(problem.kv_heads)
+    return replace(one, schedule=apart) if more and few_items(apart, problem) else one
+
+
+def few_items(schedule: ScheduleConfig, problem: DecodeProblem) -> bool:
+    """Tells whether a list of all items of these sizes is made in little time."""
+    return schedule.most_items(schedule_problem(problem, UNLIMITED, 0)) <= 2 * WIDE
 
 
 def side_by_side(config: WalkConfig, problem: DecodeProblem, processors: int) -> WalkConfig:
@@ -100,6 +103,8 @@ def side_by_side(config: WalkConfig, problem: DecodeProblem, processors: int) ->
     a, b, heads = first.schedule, second.schedule, problem.kv_heads
     together = max(n for n in (1, 2, 4) if n == 1 or (n <= b.together and n * heads * PARTS <= processors))
     b = replace(b, together=together)
+    apart = replace(b, heads=heads)
+    b = apart if few_items(apart, problem) else b
     sharing = Sharing(
         processors, a.most, b.fewest, b.rows, a.block, b.block, a.overhead, b.overhead, RATIO * together,
         a.lanes(heads), b.lanes(heads), PROGRAMS[a.BM],

@@ -167,6 +167,34 @@ def test_tiles_of_short_sequences_are_not_walked_side_by_side() -> None:
         assert list(map(tiles_walk, own)) == [False, True][-len(own) :]
 
 
+@pytest.mark.parametrize("tokens, longest, keys, together, walks", [
+    (8700, 2000, 2000, 1, 1),  # 201 prompts, short but for one
+    (8700, 2000, 30_000, 4, 3),  # in tables of more keys than stay in L2
+    (700, 500, 2000, 4, 3),  # mostly decodes
+    (201 * 64, 64, 2000, 2, 1),  # chunks of one length, all of two tiles
+])
+def test_prompts_of_few_keys_have_one_walk(tokens: int, longest: int, keys: int, together: int, walks: int) -> None:
+    problem = AttendProblem(201, tokens, 32, 8, 128, 128, 2, 16, keys, ragged=True)
+    own = choose_walks(problem, longest, tiles=True, beside=True).walks
+    assert (len(own), own[-1].schedule.together) == (walks, together)
+    portable = choose_walks(problem, longest).walks
+    assert len(portable) == (1 if tokens == 201 * longest else 2)
+
+
+@pytest.mark.parametrize("heads, batch, apart, teams", [
+    ((32, 4), 102, 4, 33), ((16, 16), 43, 16, 132), ((32, 8), 900, 1, 8),
+])
+def test_kv_heads_are_apart_beside_the_ring(heads: tuple[int, int], batch: int, apart: int, teams: int) -> None:
+    """Where the list is made in little time: teams are as small as the tiles side by side."""
+    problem = AttendProblem(batch, batch + 2048, *heads, 128, 128, 2, 16, 8192, ragged=True)
+    found = on_hopper(choose_walks(problem, 1024, tiles=True, beside=True), problem, 1024, 132, tiles=True)
+    assert found.beside
+    schedule = found.walks[-1].schedule
+    assert (schedule.heads, schedule.teams(heads[1])) == (apart, teams)
+    assert schedule.sharing is not None
+    assert schedule.sharing.wide_lanes == schedule.lanes(heads[1])
+
+
 MIXED = paged((40, 300), (1, 900), (0, 17), (4, 70), (5, 40), (1, 0), (12, 12), (200, 260), heads=(8, 2), D=128)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from kvlab.attention import (
     Schedule,
-    attend_paged,
     kv_store_paged,
     mha_decode_paged,
     mha_prefill,
@@ -67,18 +66,15 @@ def prefill_paged(
 ) -> Any:
     """Prefill of sequences of any lengths over a paged cache that already holds the new keys.  -> [T, Hq, D]
 
-    A few tokens each, as many of all, are a decode; otherwise few rows, chunks that Hopper's tiles over a schedule
-    take, or a mean far below the most, go by a schedule.
+    A few tokens each, as many of all, are a decode.
     """
-    arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
-    batch, total, group = seq_lens.shape[0], q.shape[0], q.shape[1] // k_cache.shape[2]
-    if causal and total == batch * max_seqlen_q and max_seqlen_q <= 4:
+    arrays = q, k_cache, v_cache, block_table, seq_lens
+    batch = seq_lens.shape[0]
+    if causal and q.shape[0] == batch * max_seqlen_q and max_seqlen_q <= 4:
         drafts = q.unflatten(0, (batch, max_seqlen_q))
-        return _call(mha_decode_paged, drafts, *arrays[1:5], window=window, scale=scale).flatten(0, 1)
-    chunks = max_seqlen_q <= 512 and q.shape[2] in (64, 128) and group & (group - 1) == 0
-    if chunks or max_seqlen_q * group <= 32 or 4 * total <= batch * max_seqlen_q:
-        return _call(attend_paged, *arrays, max_seqlen_q=max_seqlen_q, causal=causal, window=window, scale=scale)
-    return _call(mha_prefill_paged, *arrays, max_seqlen_q=max_seqlen_q, causal=causal, window=window, scale=scale)
+        return _call(mha_decode_paged, drafts, *arrays[1:], window=window, scale=scale).flatten(0, 1)
+    seen = {"max_seqlen_q": max_seqlen_q, "causal": causal, "window": window, "scale": scale}
+    return _call(mha_prefill_paged, *arrays, cu_seqlens_q, **seen)
 
 
 def decode_paged(
@@ -125,7 +121,7 @@ def _call(function: Any, *args: Any, **options: Any) -> Any:
 def _plan_of(function: Any, q: Any, k_cache: Any, v_cache: Any, block_table: Any, *lens: Any, **options: Any) -> Any:
     """The plan of a call; NotAvailable of one that takes none."""
     call = function.planned(q, k_cache, v_cache, block_table, *lens, **options)
-    if not getattr(call, "over_schedule", False) or function not in (attend_paged, mha_decode_paged):
+    if not getattr(call, "over_schedule", False) or function not in (mha_decode_paged, mha_prefill_paged):
         raise NotAvailable(f"{function.__name__}: no plan goes with this call")
     seq_lens, *starts = lens
     new = (*starts, q.shape[0], options["max_seqlen_q"]) if starts else q.shape[1] if q.ndim == 4 else 1

@@ -85,6 +85,7 @@ def test_the_workers_kvlab_takes_fp8_prefill_and_the_record_keeps_what_was_run(t
 def test_a_plan_is_made_once_and_the_result_is_that_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of chunks and of uneven decode, and not of decode of equal lengths, which goes over no schedule."""
     made, rng = [], np.random.default_rng(0)
+    monkeypatch.setattr("kvlab.attention.mha_prefill.call.takes_list", lambda **_: True)
     monkeypatch.setattr(kvlab_adapter, "plan", lambda *args, **named: made.append(plan(*args, **named)) or made[-1])
     q, k, v = (rng.standard_normal(shape).astype(np.float16) for shape in ((7, 4, 64), *2 * ((9, 16, 2, 64),)))
     table, starts, lens = np.arange(8, dtype=np.int32).reshape(2, 4), np.int32([0, 5, 7]), np.int32([40, 64])

@@ -100,7 +100,8 @@ def mha_prefill_paged(
     kv_layout    "NHD", or "HND": pages (and scales of tokens) are ``[pages, Hkv, page_size, ..]``
     check        look at the values of seq_lens, block_table and cu_seqlens_q too; None: unless they are on a GPU
     plan         None, or what :func:`~kvlab.attention.plan` made of these lengths: the call then is one of
-                 :func:`~kvlab.attention.attend_paged`, over the schedule of the plan
+                 :func:`~kvlab.attention.attend_paged`, over the schedule of the plan. On sm_90 "auto" makes one for
+                 chunks, drafts and mixed batches
     {features:13}
 
     The rest, what is returned and what raises: as for :func:`mha_prefill`.

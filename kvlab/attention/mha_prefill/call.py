@@ -17,15 +17,24 @@ from kvlab.attention.call.ragged import PrefillCall, check_grid, check_offsets, 
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_four_bits, is_fp8
-from kvlab.attention.hopper.choice import choose_with_hopper
+from kvlab.attention.hopper.choice import choose_with_hopper, machine_lacks
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.pages import Sequences
-from kvlab.common.arrays import add_axis, dtype_of
-from kvlab.common.checks import require
+from kvlab.common.arrays import add_axis, dtype_of, on_gpu
+from kvlab.common.checks import is_integer, require
 
 from .config import PrefillInputs, PrefillProblem, choose_config
-from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
+from .hopper_config import HEAD_DIMS, LIST_DEEPEST, SUPPORTED, choose_hopper, hopper_declined, hopper_lacks, is_page
+
+SHORT_CHUNK, CHUNK = 512, 2048
+"""New tokens of a sequence: of a short chunk, and of one whose list is faster where the cache is much longer."""
+FEW_ROWS = 32
+"""Rows of a KV head that a small tile of a list holds."""
+LISTED = frozenset(
+    ("seq_lens", "causal", "window", "scale", "softcap", "sinks", "return_lse", "base2", "out", "check", "traffic")
+)
+"""Arguments of calls by tiles over a list, besides the arrays."""
 
 
 class Prefill(PrefillCall):
@@ -157,13 +166,48 @@ class PagedPrefill(Prefill):
         check_lengths_and_pages(self.seq_lens, self.block_table, pages, page_size, self.arguments.get("leftpad_k"))
 
 
+def list_is_faster(total: int, batch: int, most: int | None, keys: int) -> bool:
+    """Tells whether Hopper's tiles over a work list are faster than those of a head each, for ``total`` new tokens, at
+    most so many of a sequence (None: that is not known), in tables with room for so many keys: where chunks are short,
+    in the mean or beside their cache, or differ much, as those of mixed batches do. Long prompts are not.
+
+    >>> list_is_faster(16 * 128, 16, 128, 30_000), list_is_faster(6 * 1024, 6, 1024, 21_000)
+    (True, True)
+    >>> list_is_faster(2048 + 120, 121, 2048, 4096), list_is_faster(24 * 1600, 24, 3000, 3000)
+    (True, False)
+    """
+    short = total <= SHORT_CHUNK * batch
+    return short or (most is not None and (4 * total <= batch * most or (most <= CHUNK and keys >= 8 * most)))
+
+
+def takes_list(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, cu_seqlens_q: Any, kv_layout: str = "NHD",
+    backend: str = "auto", batch_invariant: bool = False, max_seqlen_q: Any = None, **options: Any,
+) -> bool:
+    """Tells whether a call on sm_90 is one over a work list that the call makes: of 16 bits, without other features
+    than LISTED, where Hopper's tiles walk one, or few rows do.
+    """
+    plain = all(value is None for name, value in options.items() if name not in LISTED)
+    if not (plain and backend == "auto" and not batch_invariant and on_gpu(q) and machine_lacks(q) is None):
+        return False
+    arrays = q, k_cache, v_cache, block_table, cu_seqlens_q
+    if [getattr(one, "ndim", 0) for one in arrays] != [3, 4, 4, 2, 1] or not q.dtype == k_cache.dtype == v_cache.dtype:
+        return False
+    dims, page = (int(q.shape[2]), int(v_cache.shape[3])), int(kv_view(k_cache, kv_layout).shape[1])
+    sized = dtype_of(q, "q").itemsize == 2 and dims in HEAD_DIMS and is_page(page)
+    batch, most = len(cu_seqlens_q) - 1, max_seqlen_q if is_integer(max_seqlen_q) else None
+    few = most is not None and most * int(q.shape[1]) <= FEW_ROWS * int(kv_view(k_cache, kv_layout).shape[2])
+    faster = list_is_faster(int(q.shape[0]), batch, most, int(block_table.shape[1]) * page)
+    return sized and (few or (max(dims) <= LIST_DEEPEST and faster))
+
+
 def over_pages(plan: Any = None, qv: Any = None, **arguments: Any) -> PagedPrefill:
     """The call over pages: with a ``plan``, a query of V, or K and V of 4 bits, that of ``attend_paged``, which is over
-    a schedule.
+    a schedule; on sm_90 of chunks, too.
     """
     cache = arguments["k_cache"]
     four_bits = getattr(cache, "dtype", None) is not None and is_four_bits(cache)
-    if plan is None and qv is None and not four_bits:
+    if plan is None and qv is None and not (four_bits or takes_list(**arguments)):
         return PagedPrefill(**arguments)
     made: Any = function_at(f"{HOME}.call:AttendPaged")
     listed: PagedPrefill = made(**arguments, **given(plan=plan, qv=qv))

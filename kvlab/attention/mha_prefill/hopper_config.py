@@ -157,6 +157,11 @@ class HopperPrefillConfig:
         return (self.tiles,)
 
 
+def is_page(size: int) -> bool:
+    """Tells whether blocks of 128 keys are whole pages of so many tokens, or lie in one."""
+    return size % 128 == 0 or size in (16, 32, 64)
+
+
 def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     """Feature of a call that the Hopper kernel lacks, None if it takes the call."""
     q, k, v = inputs.q, inputs.k, inputs.v
@@ -183,7 +188,7 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
         return "no queries or no keys"
     if inputs.sequences.table is not None:
         page = k.shape[1]
-        if not (page % 128 == 0 or page in (16, 32, 64)):
+        if not is_page(page):
             return f"page size {page}"
     for name, array in (("q", q), ("k", k), ("v", v), ("out", inputs.out)):
         if array is not None and not tma_takes(array, name):

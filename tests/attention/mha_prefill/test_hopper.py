@@ -17,7 +17,7 @@ from hopper_launches import prefill_arguments, stored_by_tma
 from prefill_cases import ENDS, Case, Inputs
 from yardsticks import assert_accurate, bits
 
-from kvlab.attention import explain, mha_prefill
+from kvlab.attention import explain, mha_prefill, mha_prefill_paged
 from kvlab.attention.hopper.cta import accumulator
 from kvlab.attention.hopper.turns import run_roles
 from kvlab.attention.mha_prefill import hopper_emulator
@@ -306,6 +306,39 @@ def test_when_auto_takes_it(
     found = explain(mha_prefill, q, kv, kv, **options)
     assert found.backend == backend
     assert reason in found.reason
+
+
+CHUNKS = ((128, 600), (20, 40), (1, 300))
+
+
+@pytest.mark.parametrize("lens, sizes, options, listed", [
+    (CHUNKS, {}, {}, True),
+    (CHUNKS, {"D": 96, "softcap": 9.0, "window": 200}, {}, True),
+    (CHUNKS, {"D": 192}, {}, False),
+    (((6, 300), (6, 100)), {"D": 192}, {}, True),
+    (((600, 700),), {}, {}, False),
+    (((600, 600), (600, 9000)), {}, {}, True),
+    (((600, 600), (600, 600), (1, 1)), {}, {}, True),
+    (CHUNKS, {"page": 48}, {}, False),
+    (CHUNKS, {"kv": "fp8", "D": 128}, {}, False),
+    (CHUNKS, {"alibi": "head"}, {}, False),
+    (CHUNKS, {}, {"batch_invariant": True}, False),
+    (CHUNKS, {}, {"backend": "triton"}, False),
+], ids=str)
+def test_chunks_go_over_a_list(
+    lens: Any, sizes: dict[str, Any], options: dict[str, Any], listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On sm_90 alone, by kernels written for it where these take the list."""
+    x = Case(lens, form="paged", **{"heads": (8, 2)} | sizes).build()
+    _, arrays, named = x.arguments("cpu")
+    monkeypatch.setattr("kvlab.attention.mha_prefill.call.on_gpu", lambda array: True)
+    for arch in ("sm_90", "sm_80"):
+        as_if_on(monkeypatch, arch)
+        found = explain(mha_prefill_paged, *arrays, **named | options, max_seqlen_q=max(new for new, _ in lens))
+        assert found.operation == ("attend_paged" if listed and arch == "sm_90" else "mha_prefill")
+    if listed and x.case.D <= 128:
+        as_if_on(monkeypatch, "sm_90")
+        assert explain(mha_prefill_paged, *arrays, **named | options).backend == "hopper"
 
 
 NEIGHBOURS = [

@@ -144,7 +144,7 @@ RING = "the ring alone"
 ])
 def test_when_it_is_taken(changes: dict[str, Any], words: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     more = {name: changes.pop(name) for name in ["batch_invariant"] if name in (changes := dict(changes))}
-    x = Case(**{"lens": ((90, 600), (1, 40)), "form": "paged", "heads": (8, 2)} | changes).build()
+    x = Case(**{"lens": ((90, 2100), (1, 40)), "form": "paged", "heads": (8, 2)} | changes).build()
     _, arrays, options = x.arguments("cpu")
     as_if_on(monkeypatch, "sm_90")
     found = explain(attend_paged, *arrays, **options | more, max_seqlen_q=max(n for n, _ in x.case.lens))
@@ -195,7 +195,7 @@ def test_kv_heads_are_apart_beside_the_ring(heads: tuple[int, int], batch: int, 
     assert schedule.sharing.wide_lanes == schedule.lanes(heads[1])
 
 
-MIXED = paged((40, 300), (1, 900), (0, 17), (4, 70), (5, 40), (1, 0), (12, 12), (200, 260), heads=(8, 2), D=128)
+MIXED = paged((40, 300), (1, 2100), (0, 17), (4, 70), (5, 40), (1, 0), (12, 12), (200, 260), heads=(8, 2), D=128)
 
 
 def test_mixed_batches_share_the_processors() -> None:

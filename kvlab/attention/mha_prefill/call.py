@@ -193,12 +193,12 @@ def takes_list(
     arrays = q, k_cache, v_cache, block_table, cu_seqlens_q
     if [getattr(one, "ndim", 0) for one in arrays] != [3, 4, 4, 2, 1] or not q.dtype == k_cache.dtype == v_cache.dtype:
         return False
-    dims, page = (int(q.shape[2]), int(v_cache.shape[3])), int(kv_view(k_cache, kv_layout).shape[1])
-    sized = dtype_of(q, "q").itemsize == 2 and dims in HEAD_DIMS and is_page(page)
-    batch, most = len(cu_seqlens_q) - 1, max_seqlen_q if is_integer(max_seqlen_q) else None
-    few = most is not None and most * int(q.shape[1]) <= FEW_ROWS * int(kv_view(k_cache, kv_layout).shape[2])
-    faster = list_is_faster(int(q.shape[0]), batch, most, int(block_table.shape[1]) * page)
-    return sized and (few or (max(dims) <= LIST_DEEPEST and faster))
+    _, page, kv_heads, _ = map(int, kv_view(k_cache, kv_layout).shape)
+    (total, heads, *dims), batch = map(int, (*q.shape, v_cache.shape[3])), len(cu_seqlens_q) - 1
+    most = max_seqlen_q if is_integer(max_seqlen_q) else None
+    few = most is not None and most * heads <= FEW_ROWS * kv_heads
+    faster = list_is_faster(total, batch, most, int(block_table.shape[1]) * page) and max(dims) <= LIST_DEEPEST
+    return dtype_of(q, "q").itemsize == 2 and tuple(dims) in HEAD_DIMS and is_page(page) and (few or faster)
 
 
 def over_pages(plan: Any = None, qv: Any = None, **arguments: Any) -> PagedPrefill:

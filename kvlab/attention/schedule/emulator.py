@@ -117,33 +117,34 @@ def work_list(
             few, many = work_of(num_keys, new, inside, group, sharing)
             few_work = few_work + few
             many_work = many_work + many
+    #: at_work -> at_work    teams that have a share
+    at_work = teams
+    if sharing is not None:
+        at_work = np.minimum(teams_at_work(few_work, many_work, config.fewest, most_wide, sharing), teams)
     #: zero -> total, ended, passed
     total = np.int32(0)
     ended = np.int32(0)
     passed = np.int32(0)
     for at in range(0, items, WIDE):
-        #: items -> batch, item, cost, total, ended, passed    each in its sequence; costs become places of first units
+        #: items -> batch, ended, item, passed, cost, total    each in its sequence; costs become places of first units
         index = at + np.arange(WIDE, dtype=np.int32)
         there = index < items
         ends = load(sequences, (index,), mask=there, other=0)
-        counts = load(tiles, (index,), mask=there, other=0)
         batch = np.cumsum(ends) + ended
+        ended = ended + np.sum(ends)
+        counts = load(tiles, (index,), mask=there, other=0)
         item = index - np.cumsum(counts) - passed
+        passed = passed + np.sum(counts)
+        store(sequences, (index,), batch, mask=there)
+        store(tiles, (index,), item, mask=there)
         num_keys = key_count(load(seq_lens, (batch,), mask=there, other=0), max_keys)
         new = new_tokens_of(cu_seqlens, batch, tokens, there)
         first, last = item_blocks(num_keys, new, item // config.heads, group, left, right, ROWS, config.block)
         # key blocks, and its units' beginnings; 1 without a key
         cost = np.where(there, np.maximum(last - first + config.overhead * units_of(last - first, config.unit), 1), 0)
         store(starts, (index,), np.cumsum(cost) - cost + total, mask=there)
-        store(sequences, (index,), batch, mask=there)
-        store(tiles, (index,), item, mask=there)
         total = total + np.sum(cost)
-        ended = ended + np.sum(ends)
-        passed = passed + np.sum(counts)
     #: share -> share    what a team takes
-    at_work = teams
-    if sharing is not None:
-        at_work = np.minimum(teams_at_work(few_work, many_work, config.fewest, most_wide, sharing), teams)
     share = np.maximum(ceildiv(total, at_work), least)
     field = np.arange(HEAD)
     value = np.where(field == 0, share, np.where(field == 1, total, np.where(field == 2, items, 0)))

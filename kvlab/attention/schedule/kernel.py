@@ -127,35 +127,37 @@ def work_list(
             few, many = work_of(num_keys, new, inside, group, sharing)
             few_work = few_work + few
             many_work = many_work + many
+    #: at_work -> at_work    teams that have a share
+    at_work = teams
+    if sharing is not None:
+        at_work = tl.minimum(teams_at_work(few_work, many_work, fewest, most_wide, sharing), teams)
     #: zero -> total, ended, passed
     tl.debug_barrier()  #- wait
     total = 0
     ended = 0
     passed = 0
     for at in range(0, items, WIDE):
-        #: items -> batch, item, cost, total, ended, passed    each in its sequence; costs become places of first units
+        #: items -> batch, ended, item, passed, cost, total    each in its sequence; costs become places of first units
         index = at + tl.arange(0, WIDE)
         there = index < items
         ends = tl.load(sequences_ptr + index, mask=there, other=0)
-        counts = tl.load(tiles_ptr + index, mask=there, other=0)
         batch = tl.cumsum(ends, 0) + ended
+        ended = ended + tl.sum(ends, 0)
+        counts = tl.load(tiles_ptr + index, mask=there, other=0)
         item = index - tl.cumsum(counts, 0) - passed
+        passed = passed + tl.sum(counts, 0)
+        tl.debug_barrier()  #- wait; several threads have read a place
+        tl.store(sequences_ptr + index, batch, mask=there)
+        tl.store(tiles_ptr + index, item, mask=there)
         num_keys = key_count(tl.load(seq_lens_ptr + batch * seq_lens_batch, mask=there, other=0), max_keys)
         new = new_tokens_of(cu_seqlens_ptr, batch, tokens, there, CUMULATIVE)
         first, last = item_blocks(num_keys, new, item // HEADS, group, left, right, ROWS, BLOCK)
         # key blocks, and its units' beginnings; 1 without a key
         cost = tl.where(there, tl.maximum(last - first + OVERHEAD * units_of(last - first, UNIT), 1), 0)
         tl.store(starts_ptr + index, tl.cumsum(cost, 0) - cost + total, mask=there)
-        tl.store(sequences_ptr + index, batch, mask=there)
-        tl.store(tiles_ptr + index, item, mask=there)
         total = total + tl.sum(cost, 0)
-        ended = ended + tl.sum(ends, 0)
-        passed = passed + tl.sum(counts, 0)
     #: share -> share    what a team takes
     wait_for_launch_before(BESIDE)  #- wait
-    at_work = teams
-    if sharing is not None:
-        at_work = tl.minimum(teams_at_work(few_work, many_work, fewest, most_wide, sharing), teams)
     share = tl.maximum(tl.cdiv(total, at_work), least)
     field = tl.arange(0, HEAD)
     value = tl.where(field == 0, share, tl.where(field == 1, total, tl.where(field == 2, items, 0)))
@@ -211,6 +213,7 @@ def launch(
             config.least, config.sharing, 0 if config.sharing is None else config.sharing.most, ROWS=config.rows,
             HEADS=config.heads, BLOCK=config.block, OVERHEAD=config.overhead, UNIT=config.unit,
             CUMULATIVE=cu_seqlens is not None, WIDE=wide(problem.batch), HALVINGS=halvings(config.most_items(problem)),
-            EARLY=early, BESIDE=beside, num_warps=config.num_warps, **({"launch_pdl": True} if beside else {}),
+            EARLY=early, BESIDE=beside, num_warps=config.num_warps,
+            **({"launch_pdl": True} if beside else {}),
         )
     return (out,)

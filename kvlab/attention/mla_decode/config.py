@@ -23,7 +23,10 @@ TWINS = (
         },
         held={"place": "cache start", "load_k": "page slot exists", "load_v": "k"},
     ),
-    Twin("hopper", kernel="hopper_roles:produce,lead,follow", emulator="hopper_emulator:produce,lead,follow"),
+    Twin(
+        "hopper", kernel="hopper_roles:produce,produce_half,lead,follow",
+        emulator="hopper_emulator:produce,produce_half,lead,follow",
+    ),
     MERGE,
 )
 LAUNCH = ("kernel:launch", "emulator:launch")

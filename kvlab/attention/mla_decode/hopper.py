@@ -26,7 +26,7 @@ from kvlab.attention.tiles.strides import PartStrides, RowStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .hopper_config import HopperMLAConfig, HopperMLAConstants
-from .hopper_roles import follow, lead, produce
+from .hopper_roles import follow, lead, produce, produce_half
 from .hopper_steps import K_LAYOUT, ROWS_LAYOUT
 
 SIZES = [
@@ -76,15 +76,29 @@ def attend(
     cache = (kv, kv_page, kv_token, rows_s) if C.GATHERED else (kv, kv_page)
     bars = (q_full, q_free, l_full, l_free, r_full, r_free)
     smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box)
-    gl.warp_specialize(
-        [
-            (lead, (smem, bars, outputs, results, terms, items, keys, gl.constexpr(C))),
-            (follow, ((k_s, p_s, rows_s, k_box), r_full, r_free, outputs, items, keys, gl.constexpr(C))),
-            (produce, (descs, boxes, bars, cache, entries, items, keys, gl.constexpr(C))),
-        ],
-        [4, C.WARPS],
-        [C.FOLLOWER, C.PRODUCER],
-    )
+    brings = (descs, boxes, bars, cache, entries, items, keys)
+    v_smem = (k_s, p_s, rows_s, k_box)
+    if C.SCALED:
+        gl.warp_specialize(
+            [
+                (lead, (smem, bars, outputs, results, terms, items, keys, gl.constexpr(C))),
+                (follow, (v_smem, r_full, r_free, outputs, cache, entries, items, keys, gl.constexpr(C))),
+                (produce_half, (brings, gl.constexpr(0), gl.constexpr(C))),
+                (produce_half, (brings, gl.constexpr(1), gl.constexpr(C))),
+            ],
+            [4, C.WARPS, C.WARPS],
+            [C.FOLLOWER, C.PRODUCER, C.PRODUCER],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (lead, (smem, bars, outputs, results, terms, items, keys, gl.constexpr(C))),
+                (follow, (v_smem, r_full, r_free, outputs, cache, entries, items, keys, gl.constexpr(C))),
+                (produce, (brings, gl.constexpr(C))),
+            ],
+            [4, C.WARPS],
+            [C.FOLLOWER, C.PRODUCER],
+        )
 
 
 def launch(

@@ -31,7 +31,8 @@ class HopperMLAConstants(NamedTuple):
     LISTED: keys are those that a list names, one by one.
     SCALED: rows are e4m3 latents, their scales and a rope part of 16 bits, multiplied out on their way.
     WALK: items are those of a work list, of which the beginning of a unit takes OVERHEAD key blocks of BN.
-    WARPS of the producer. Registers of a thread of the FOLLOWER and of the PRODUCER; the leader has the others.
+    WARPS of the producer, or of each of two where SCALED. Registers of a thread of the FOLLOWER and of a PRODUCER; the
+    leader has the others.
     """
 
     TB: int
@@ -58,6 +59,11 @@ class HopperMLAConstants(NamedTuple):
     def GATHERED(self) -> bool:
         """Tells whether rows are brought one by one, by threads, not in boxes by TMA."""
         return self.LISTED or self.SCALED
+
+    @property
+    def COLUMNS(self) -> int:
+        """Columns of O of an instruction: at 16 warps ptxas compiles none whose operands take 158 registers."""
+        return 128 if self.SCALED else self.DV // 2
 
     @property
     def LEFT_COPIES(self) -> int:
@@ -133,7 +139,7 @@ def choose_hopper(
     box = 64 if gathered else min(page, 64)
     masked, follower, producer = problem.tokens > 1, 192, 64 if box < 64 else 32
     if gathered:
-        follower, producer = (168, 120) if problem.scaled else (184, 64)
+        follower, producer = (160, 72) if problem.scaled else (184, 64)
     boxed = problem.rows > 32  # with fewer rows DRAM decides, and they leave sooner without the detour
     late = adjacent and box == 64 and boxed and not gathered  # 15 % slower where rows come one by one
     constants = HopperMLAConstants(

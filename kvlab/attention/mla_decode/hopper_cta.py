@@ -30,7 +30,9 @@ class HopperMLACTA(PartitionedCTA):
 
     def start(self, C: HopperMLAConstants) -> None:
         """Makes the mbarriers."""
-        self.leader, self.follower, self.producer = self.places.partitions.values()
+        self.leader, self.follower, *self.producers = self.places.partitions.values()
+        self.producer = self.producers[0]
+        self.together = 8 if C.SCALED else 4  # rows of a warp of a producer of four, next to each other
         self.q_full, self.q_free = self.hazards.mbarrier("q full"), self.hazards.mbarrier("q free")
         # Barriers of bar.arrive and bar.sync: every warp arrives.
         self.p_full, self.s_done = self.hazards.mbarrier("p full", 4), self.hazards.mbarrier("s done", 4)
@@ -58,11 +60,11 @@ class HopperMLACTA(PartitionedCTA):
         self.load(self.producer, box, role, b, bar, (pages, row, first + panel), offset)
 
     def gather(self, part: str, b: int, rows: Array, there: Array) -> None:
-        """Columns ``rows`` ``[BN, columns]`` of a block into stage b, 16 bytes a thread and copy, four rows a warp in
-        turn. Absent ones arrive as zeros.
+        """Columns ``rows`` ``[BN, columns]`` of a block into stage b, 16 bytes a thread and copy, ``together`` rows a
+        warp in turn. Absent ones arrive as zeros.
         """
         place = self.places.tiles[f"k {part}"][b]
-        self.hazards.copy_async(self.places.shared(place, self.producer, 4), "k copy", b)
+        self.hazards.copy_async(self.places.shared(place, self.producer, self.together), "k copy", b)
         address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
         self.smem.store(address, rows.reshape(*address.shape, -1))
         self.traffic.move("DRAM->SMEM", int(there.sum()) * rows[0].nbytes)
@@ -73,21 +75,22 @@ class HopperMLACTA(PartitionedCTA):
         self.traffic.move("DRAM->registers", int(there.sum()) * (values[0].nbytes + by_row.itemsize))
         return values, by_row
 
-    def put_latents(self, b: int, n: int, latents: tuple[Array, Array]) -> None:
+    def put_latents(self, me: Warps, b: int, n: int, latents: tuple[Array, Array]) -> None:
         """Latents times what they are multiplied by, in the dtype of Q, to the ``n``-th 128 columns of stage b."""
         values, by_row = latents
         half = self.places.tiles[f"k {HALVES[n // 2]}"][b]
         place = PanelTile(half.rows, BLOCK, half.base + n % 2 * half.nbytes // 2)
         true = (values.astype(np.float32) * by_row[:, None]).astype(self.dtype)
-        self.write(self.producer, place, true, "k", b, together=4)
-        self.hazards.fence_async(self.producer)
+        self.write(me, place, true, "k", b, self.together)
+        self.hazards.fence_async(me)
 
     def tell(self, b: int, there: Array) -> None:
         """Tells the leader which rows of stage b are there."""
         me, which = self.producer, 2 + b
         start, row = self.places.behind + 256 * which, np.arange(self.C.BN)
         at = self.places.once(
-            (start, me), lambda: self.places.cells.footprint(start + 4 * row[::4], 16, me[0] + row[::4] // 4 % 4)
+            (start, me),
+            lambda: self.places.cells.footprint(start + 4 * row[::4], 16, me[0] + row[::4] // self.together % 4),
         )
         self.hazards.write(at, "rows write", which)
         self.smem.store(start + 4 * row, there.astype(np.float32)[:, None])
@@ -198,5 +201,7 @@ def places_of(C: HopperMLAConstants) -> Places:
     cols = {"left": C.DV // 2, "right": C.DV // 2, "rope": C.DR}
     sizes = {f"{what} {part}": (n, 64, m) for what, n in (("q", 1), ("k", C.NB)) for part, m in cols.items()}
     partitions = {"the leader": 4, "the follower": 4, "the producer": C.WARPS}
+    if C.SCALED:
+        partitions["the other producer"] = C.WARPS
     numbers = 2 + C.NB if C.LISTED else 2
     return Places(sizes | {"p": (1, C.BM, C.BN)}, partitions, more=numbers * 4 * C.BM)

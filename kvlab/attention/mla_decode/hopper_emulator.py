@@ -214,7 +214,7 @@ class HopperMLAWalk(HopperMLALaunch):
 
 
 def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
-    """One warp brings Q and the latent rows of item after item; four warps those of a list or with scales."""
+    """One warp brings Q and the latent rows of item after item; four warps those of a list."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
     C = cta.C  #- launch
@@ -229,26 +229,11 @@ def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wai
         turn ^= 1
         #: keys -> lo, num_keys, blocks    once the length is here
         lo, num_keys, blocks = x.find_keys(split, length)
-        if C.SCALED:
-            rows, there = x.find_rows(x.find_slots(batch, lo, num_keys))
-            first_part = cta.load_latents(rows, there, 0)
         for i in range(blocks):
             #: load_left -> b, key    columns of the leader's half of V, and those of rope
             b, key = it % C.NB, lo + i * C.BN
             row = key % C.PAGE if C.BOX == C.BN else 0
-            if C.SCALED:
-                slot = x.find_slots(batch, key + C.BN, num_keys)
-                yield cta.l_free[b], ((it // C.NB) & 1) ^ 1
-                cta.gather("rope", b, rows["rope"], there)
-                second = cta.load_latents(rows, there, 1)
-                cta.put_latents(b, 0, first_part)
-                third = cta.load_latents(rows, there, 2)
-                cta.put_latents(b, 1, second)
-                if C.LISTED:
-                    cta.tell(b, there)
-                cta.l_full[b].arrive_copied(cta.producer)
-                cta.arrive(cta.producer, cta.l_full[b])
-            elif C.LISTED:
+            if C.LISTED:
                 rows, there = x.find_rows(x.find_slots(batch, key, num_keys))
                 yield cta.l_free[b], ((it // C.NB) & 1) ^ 1
                 cta.gather("left", b, rows["left"], there)
@@ -263,21 +248,53 @@ def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wai
                 cta.load_keys("left", b, cta.l_full[b], found, row)
                 cta.load_keys("rope", b, cta.l_full[b], found, row)
             #: load_right -> it    columns of the follower's half
-            if C.SCALED:
-                fourth = cta.load_latents(rows, there, 3)
             yield cta.r_free[b], ((it // C.NB) & 1) ^ 1
-            if C.SCALED:
-                cta.put_latents(b, 2, third)
-                rows, there = x.find_rows(slot)
-                first_part = cta.load_latents(rows, there, 0)  # of the next block
-                cta.put_latents(b, 3, fourth)
-                cta.arrive(cta.producer, cta.r_full[b])
-            elif C.LISTED:
+            if C.LISTED:
                 cta.gather("right", b, rows["right"], there)
                 cta.r_full[b].arrive_copied(cta.producer)
             else:
                 cta.r_full[b].expect_bytes(C.BN * (C.DV // 2) * 2, cta.producer[0])
                 cta.load_keys("right", b, cta.r_full[b], found, row)
+            it += 1
+
+
+def produce_half(cta: HopperMLACTA, x: HopperMLALaunch, program: int, half: int) -> Iterator[Wait]:
+    """Four warps bring half the latents of rows with scales, multiplied out; those of the left half Q and rope too."""
+    #@ half
+    #: begin -> it, turn    nothing loaded yet
+    C = cta.C  #- launch
+    me, full, free = cta.producers[half], (cta.l_full, cta.r_full)[half], (cta.l_free, cta.r_free)[half]  #- programs
+    first, last, step = x.find_items(program)  #- launch
+    it, turn = 0, 0
+    for t in range(first, last, step):
+        #: find -> batch, split, token, head, length    the rows of an item; its length is on its way
+        batch, split, token, head, length = x.find_place(t)
+        #: load_q -> turn    DRAM -> shared memory
+        if not half:
+            yield cta.q_free, turn ^ 1
+            cta.load_queries(batch, token, head)
+        turn ^= 1
+        #: keys -> lo, num_keys, blocks, rows, there    once the length is here; the first rows
+        lo, num_keys, blocks = x.find_keys(split, length)
+        rows, there = x.find_rows(x.find_slots(batch, lo, num_keys))
+        for i in range(blocks):
+            #: load -> b, slot, one, other    half a block into registers; where the next one lies
+            b = it % C.NB
+            slot = x.find_slots(batch, lo + (i + 1) * C.BN, num_keys)
+            one = cta.load_latents(rows, there, 2 * half)
+            other = cta.load_latents(rows, there, 2 * half + 1)
+            #: put -> rows, there, it    multiplied out, once the stage is free
+            yield free[b], ((it // C.NB) & 1) ^ 1
+            if not half:
+                cta.gather("rope", b, rows["rope"], there)
+                if C.LISTED:
+                    cta.tell(b, there)
+            cta.put_latents(me, b, 2 * half, one)
+            rows, there = x.find_rows(slot)
+            cta.put_latents(me, b, 2 * half + 1, other)
+            if not half:
+                full[b].arrive_copied(me)
+            cta.arrive(me, full[b])
             it += 1
 
 
@@ -323,10 +340,14 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
             yield cta.r_free[before % C.NB], ((before // C.NB) & 1) ^ 1
             cta.send(me, p, alpha)
             #: scores -> s, it    S = Q K^T of the next block runs behind it
+            if C.SCALED:  # whose producers wait for nothing but free stages
+                cta.wait_mma(me, 0)
+                cta.arrive(me, cta.l_free[b])
             it += 1
             s = yield from cta.start_scores(me, it % C.NB, (it // C.NB) & 1)
-            cta.wait_mma(me, PARTS)
-            cta.arrive(me, cta.l_free[b])
+            if not C.SCALED:
+                cta.wait_mma(me, PARTS)
+                cta.arrive(me, cta.l_free[b])
             cta.wait_mma(me, 0)
             if C.LATE:
                 cta.s_done.arrive(me)
@@ -493,6 +514,9 @@ def run_programs(
         roles: list[Role] = []
         for n, x in enumerate(programs):
             cta = HopperMLACTA(C, places_of(C), dtype, boxes, traffic, traced=n == 0)
-            roles.append((cta.producer, produce(cta, x, n)))
+            if C.SCALED:
+                roles += [(me, produce_half(cta, x, n, half)) for half, me in enumerate(cta.producers)]
+            else:
+                roles.append((cta.producer, produce(cta, x, n)))
             roles += [(cta.leader, lead(cta, x, n)), (cta.follower, follow(cta, x, n))]
         run_roles(roles)

@@ -1,4 +1,5 @@
-"""The roles of the Hopper MLA decode kernel: a producer warp, a leader and a follower of one warpgroup each.
+"""The roles of the Hopper MLA decode kernel: a producer warp, or two producers of four warps where rows have scales, a
+leader and a follower of one warpgroup each.
 
 The output of 64 rows x 512 columns fills 128 registers of every thread of two warpgroups. The leader multiplies Q K^T
 and does the softmax; both multiply P by their half of V.
@@ -27,7 +28,9 @@ from kvlab.attention.hopper.kernel import (
 )
 
 from .hopper_steps import (
+    AHEAD,
     GATHER,
+    LATENTS,
     P_FULL,
     PARTS,
     ROPE,
@@ -60,17 +63,18 @@ from .hopper_steps import (
 
 
 @gluon.jit
-def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
-    """One warp brings Q and the latent rows of item after item; four warps those of a list or with scales."""
+def produce(brings, C: gl.constexpr):
+    """One warp brings Q and the latent rows of item after item; four warps those of a list."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
+    descs, boxes, bars, cache, entries, items, keys = brings  #- launch
     first, last, step = find_items(items, keys, C)  #- launch
     dq, dk, dk_rope = descs  #- launch
     q_box, q_rope_box, k_box, k_rope_box = boxes  #- launch
     q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
     HALF: gl.constexpr = C.DV // 2 // PANEL  #- address
-    if C.GATHERED:
-        k_s = operand(k_box, C.BN, 128 if C.SCALED else C.DV // 2, C.NB * 2 * HALF)  #- address
+    if C.LISTED:
+        k_s = operand(k_box, C.BN, C.DV // 2, C.NB * 2)  #- address
         k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)  #- address
     else:
         kv, kv_page = cache  #- launch
@@ -88,30 +92,12 @@ def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
         turn ^= 1
         #: keys -> lo, num_keys, blocks    once the length is here
         lo, num_keys, blocks = find_keys(split, length, keys, C)
-        if C.SCALED:
-            of_block = gl.arange(0, C.BN, layout=gl.SliceLayout(1, ROPE))  #- address
-            rows, there = find_rows(cache, find_slots(pages_of, lo + of_block, num_keys, C), pages, C)
-            first_part = load_latents(rows, there, 0, C)
-            expect_rows(cache, find_slots(pages_of, lo + C.BN + pairs(C), num_keys, C), pages, C)  #- instruction
         for i in range(blocks):
             #: load_left -> b, key    columns of the leader's half of V, and those of rope
             b = it % C.NB
             key = lo + i * C.BN
             row = key % C.PAGE if C.BOX == C.BN else 0
-            if C.SCALED:
-                slot = find_slots(pages_of, key + C.BN + of_block, num_keys, C)
-                far = find_slots(pages_of, key + 2 * C.BN + pairs(C), num_keys, C)  #- instruction
-                mbarrier.wait(l_free.index(b), ((it // C.NB) & 1) ^ 1)
-                gather(k_rope_s.index(b), rope_of(rows, k_rope_s.dtype, C), there, 0)
-                second = load_latents(rows, there, 1, C)
-                put_latents(k_s.index(4 * b), first_part)
-                third = load_latents(rows, there, 2, C)
-                put_latents(k_s.index(4 * b + 1), second)
-                if C.LISTED:
-                    tell(cache, b, there)
-                async_copy.mbarrier_arrive(l_full.index(b), increment_count=False)
-                mbarrier.arrive(l_full.index(b), count=1)
-            elif C.LISTED:
+            if C.LISTED:
                 place = key + gl.arange(0, C.BN, layout=gl.SliceLayout(1, GATHER))  #- address
                 rows, there = find_rows(cache, find_slots(pages_of, place, num_keys, C), pages, C)
                 mbarrier.wait(l_free.index(b), ((it // C.NB) & 1) ^ 1)
@@ -127,17 +113,8 @@ def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
                 load_keys(dk, k_box, l_full.index(b), b * 2 * HALF, 0, found, row, HALF, C)
                 load_keys(dk_rope, k_rope_box, l_full.index(b), b, 0, found, row, 1, C)
             #: load_right -> it    columns of the follower's half
-            if C.SCALED:
-                fourth = load_latents(rows, there, 3, C)
-                expect_rows(cache, far, pages, C)  #- instruction
             mbarrier.wait(r_free.index(b), ((it // C.NB) & 1) ^ 1)
-            if C.SCALED:
-                put_latents(k_s.index(4 * b + 2), third)
-                rows, there = find_rows(cache, slot, pages, C)
-                first_part = load_latents(rows, there, 0, C)  # of the next block
-                put_latents(k_s.index(4 * b + 3), fourth)
-                mbarrier.arrive(r_full.index(b), count=1)
-            elif C.LISTED:
+            if C.LISTED:
                 gather(k_s.index(2 * b + 1), rows, there, C.DV // 2)
                 async_copy.mbarrier_arrive(r_full.index(b), increment_count=False)
             else:
@@ -145,6 +122,62 @@ def produce(descs, boxes, bars, cache, entries, items, keys, C: gl.constexpr):
                 load_keys(dk, k_box, r_full.index(b), (b * 2 + 1) * HALF, C.DV // 2, found, row, HALF, C)
                 if C.LATE and i + 1 < blocks:
                     expect_keys(kv, kv_page, pages_of, key + C.BN, num_keys, C)  #- instruction
+            it += 1
+
+
+@gluon.jit
+def produce_half(brings, half: gl.constexpr, C: gl.constexpr):
+    """Four warps bring half the latents of rows with scales, multiplied out; those of the left half Q and rope too."""
+    #@ half
+    #: begin -> it, turn    nothing loaded yet
+    descs, boxes, bars, cache, entries, items, keys = brings  #- launch
+    first, last, step = find_items(items, keys, C)  #- launch
+    dq, _, _ = descs  #- launch
+    q_box, q_rope_box, k_box, k_rope_box = boxes  #- launch
+    q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
+    k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)  #- address
+    table, table_batch, columns, pages = entries  #- launch
+    LAYOUT: gl.constexpr = LATENTS if half else ROPE  #- layout
+    if half:
+        full = r_full  #- launch
+        free = r_free  #- launch
+    else:
+        full = l_full  #- launch
+        free = l_free  #- launch
+    it = 0
+    turn = 0
+    for t in range(first, last, step):
+        #: find -> batch, split, token, head, length    the rows of an item; its length is on its way
+        batch, split, token, head, length = find_place(t, keys, C)
+        pages_of = table + batch.to(gl.int64) * table_batch  #- address
+        #: load_q -> turn    DRAM -> shared memory
+        if not half:
+            expect_pages(pages_of, columns)  #- instruction
+            mbarrier.wait(q_free, turn ^ 1)
+            load_queries(dq, q_box, q_rope_box, q_full, batch, token, head, C)
+        turn ^= 1
+        #: keys -> lo, num_keys, blocks, rows, there    once the length is here; the first rows
+        lo, num_keys, blocks = find_keys(split, length, keys, C)
+        of_block = gl.arange(0, C.BN, layout=gl.SliceLayout(1, LAYOUT))  #- address
+        rows, there = find_rows(cache, find_slots(pages_of, lo + of_block, num_keys, C), pages, C)
+        for i in range(blocks):
+            #: load -> b, slot, one, other    half a block into registers; where the next one lies
+            b = it % C.NB
+            slot = find_slots(pages_of, lo + (i + 1) * C.BN + of_block, num_keys, C)
+            one = load_latents(rows, there, 2 * half, C)
+            other = load_latents(rows, there, 2 * half + 1, C)
+            #: put -> rows, there, it    multiplied out, once the stage is free
+            mbarrier.wait(free.index(b), ((it // C.NB) & 1) ^ 1)
+            if not half:
+                gather(k_rope_s.index(b), rope_of(rows, k_rope_s.dtype, C), there, 0)
+                if C.LISTED:
+                    tell(cache, b, there)
+            put_latents(k_box, 4 * b + 2 * half, one, C)
+            rows, there = find_rows(cache, slot, pages, C)
+            put_latents(k_box, 4 * b + 2 * half + 1, other, C)
+            if not half:
+                async_copy.mbarrier_arrive(full.index(b), increment_count=False)
+            mbarrier.arrive(full.index(b), count=1)
             it += 1
 
 
@@ -158,7 +191,7 @@ def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
     BN: gl.constexpr = C.BN
     COLS: gl.constexpr = C.DV // 2  #- layout
     S_LAYOUT: gl.constexpr = accumulator(BN, 16)  #- layout
-    O_LAYOUT: gl.constexpr = accumulator(COLS, 16)  #- layout
+    O_LAYOUT: gl.constexpr = accumulator(C.COLUMNS, 16)  #- layout
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)  #- layout
     q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box = smem  #- launch
     q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
@@ -201,10 +234,14 @@ def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
             mbarrier.wait(r_free.index(before % C.NB), ((before // C.NB) & 1) ^ 1)
             send(p_s, rows_s, p, alpha)
             #: scores -> s, it    S = Q K^T of the next block runs behind it
+            if C.SCALED:  # whose producers wait for nothing but free stages
+                o = hopper.warpgroup_mma_wait(0, deps=(o,))
+                mbarrier.arrive(l_free.index(b), count=1)
             it += 1
             s = start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, it % C.NB, (it // C.NB) & 1, zero, C)
-            o = hopper.warpgroup_mma_wait(PARTS, deps=(o,))
-            mbarrier.arrive(l_free.index(b), count=1)
+            if not C.SCALED:
+                o = hopper.warpgroup_mma_wait(PARTS, deps=(o,))
+                mbarrier.arrive(l_free.index(b), count=1)
             s = hopper.warpgroup_mma_wait(0, deps=(s,))
             if C.LATE:
                 named_barrier("arrive", S_DONE, 256)
@@ -247,23 +284,35 @@ def lead(smem, bars, outputs, results, terms, items, keys, C: gl.constexpr):
 
 
 @gluon.jit
-def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
-    """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
+def follow(smem, r_full, r_free, outputs, cache, entries, items, keys, C: gl.constexpr):
+    """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader. It brings rows with
+    scales, those of blocks to come, into L2.
+    """
     #@ follower
     #: begin -> it    the first item
     first, last, step = find_items(items, keys, C)  #- launch
     BM: gl.constexpr = C.BM
     COLS: gl.constexpr = C.DV // 2  #- layout
-    O_LAYOUT: gl.constexpr = accumulator(COLS, 16)  #- layout
+    O_LAYOUT: gl.constexpr = accumulator(C.COLUMNS, 16)  #- layout
     k_s, p_s, rows_s, k_box = smem  #- launch
+    table, table_batch, _, pages = entries  #- launch
     it = 0
     for t in range(first, last, step):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
         batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
         o = gl.zeros([BM, COLS], gl.float32, layout=O_LAYOUT)
+        if C.SCALED:
+            pages_of = table + batch.to(gl.int64) * table_batch  #- address
+            far = lo + C.BN + pairs(C)  #- address
+            for _ in gl.static_range(1, AHEAD):  #- instruction
+                expect_rows(cache, find_slots(pages_of, far, num_keys, C), pages, C)  #- instruction
+                far += C.BN  #- instruction
         for _ in range(blocks - 1):
             #: receive -> b, alpha    P and alpha of the next block
             b = it % C.NB
+            if C.SCALED:
+                slot = find_slots(pages_of, far, num_keys, C)  #- instruction
+                far += C.BN  #- instruction
             named_barrier("sync", P_FULL, 256)
             alpha = rows_s.index(0).load(gl.SliceLayout(1, O_LAYOUT))
             #: accumulate -> o, it    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
@@ -276,6 +325,8 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
             o = hopper.warpgroup_mma(p_s, k_s.index(2 * b + 1), o, is_async=True)
             o = hopper.warpgroup_mma_wait(0, deps=(o,))
             mbarrier.arrive(r_free.index(b), count=1)
+            if C.SCALED:
+                expect_rows(cache, slot, pages, C)  #- instruction
             it += 1
         #: receive -> b, alpha, inv    of the last block, and 1 / l
         b = it % C.NB

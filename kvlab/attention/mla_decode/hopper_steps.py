@@ -28,16 +28,17 @@ K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 PARTS = gl.constexpr(3)  # products of Q K^T
 S_DONE = gl.constexpr(9)  # that at which it waits for the end of the next Q K^T, where it is late
 GATHER = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # 16 bytes a thread of its four rows
-# As bits of register, lane and warp: eight lanes have 64 latents of two rows, 16 each, so that their stores to swizzled
-# panels meet in no bank. [keys, latents of a scale], [keys, columns of rope].
+# As bits of register, lane and warp: four lanes have 64 latents of a row, 16 each, so that a thread has two rows and
+# stores to swizzled panels meet in no bank. [keys, words of four latents of a scale], [keys, columns of rope].
 LATENTS = gl.constexpr(gl.DistributedLinearLayout(
-    [[0, 1], [0, 2], [0, 4], [0, 8], [16, 0], [32, 0]], [[0, 16], [0, 32], [1, 0], [0, 64], [2, 0]], [[4, 0], [8, 0]],
-    [], [64, 128],
+    [[0, 1], [0, 2], [0, 16], [32, 0]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0]], [], [64, 32],
 ))
 ROPE = gl.constexpr(gl.DistributedLinearLayout(
-    [[0, 1], [0, 2], [0, 4], [16, 0], [32, 0]], [[0, 16], [0, 32], [1, 0], [0, 8], [2, 0]], [[4, 0], [8, 0]], [],
+    [[0, 1], [0, 2], [0, 4], [0, 32], [32, 0]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0]], [],
     [64, 64],
 ))
+WORDS = gl.constexpr(gl.NVMMASharedLayout(128, 32, rank=2))  # two values of 16 bits each
+AHEAD = gl.constexpr(4)  # blocks from that which the follower is done with to that whose rows it brings into L2
 P_FULL = gl.constexpr(8)  # the barrier at which the follower waits for the leader's P; Triton's are the first ones
 ROWS_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
@@ -209,23 +210,36 @@ def gather(tile, rows, there, col):
 
 @gluon.jit
 def load_latents(rows, there, n: gl.constexpr, C: gl.constexpr):
-    """The ``n``-th 128 latents of a block's rows, ``[BN, 128]`` e4m3, and what they are multiplied by. Absent ones are
-    zeros.
+    """The ``n``-th 128 latents of a block's rows, e4m3, as words of four ``[BN, 32]``, and what they are multiplied by.
+    Absent ones are zeros.
     """
     FLAT: gl.constexpr = gl.SliceLayout(1, LATENTS)  # the same registers
     rows = gl.convert_layout(rows, FLAT)
     there = gl.convert_layout(there, FLAT)
     scales = (rows + C.DV).to(gl.pointer_type(gl.float32), bitcast=True)
     by_row = gl.load(scales + n, mask=there, other=0.0)
-    c = n * 128 + gl.arange(0, 128, layout=gl.SliceLayout(0, LATENTS))
-    return gl.load(rows[:, None] + c[None, :], mask=there[:, None], other=0.0), by_row
+    words = (rows + n * 128).to(gl.pointer_type(gl.int32), bitcast=True)
+    c = gl.arange(0, 32, layout=gl.SliceLayout(0, LATENTS))
+    return gl.load(words[:, None] + c[None, :], mask=there[:, None], other=0), by_row
 
 
 @gluon.jit
-def put_latents(tile, latents):
-    """Latents times what they are multiplied by, in the dtype of ``tile``, where wgmma reads them."""
-    values, by_row = latents
-    tile.store((values.to(gl.float32) * by_row[:, None]).to(tile.dtype))
+def put_latents(k_box, n, latents, C: gl.constexpr):
+    """Latents times what they are multiplied by, bfloat16, to the ``n``-th 128 columns of the stages, where wgmma reads
+    them. A word stays one register until it is changed.
+    """
+    words, by_row = latents
+    low, high = gl.inline_asm_elementwise(
+        "{.reg .b16 l, h, a, b, c, d; .reg .b32 x, y; .reg .f32 p, q, r, s; mov.b32 {l, h}, $2; "
+        "cvt.rn.f16x2.e4m3x2 x, l; cvt.rn.f16x2.e4m3x2 y, h; mov.b32 {a, b}, x; mov.b32 {c, d}, y; "
+        "cvt.f32.f16 p, a; cvt.f32.f16 q, b; cvt.f32.f16 r, c; cvt.f32.f16 s, d; "
+        "mul.f32 p, p, $3; mul.f32 q, q, $3; mul.f32 r, r, $3; mul.f32 s, s, $3; "
+        "cvt.rn.bf16x2.f32 $0, q, p; cvt.rn.bf16x2.f32 $1, s, r;}", "=r,=r,r,r",
+        [words, by_row[:, None].to(gl.int32, bitcast=True)], dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
+    )
+    SHAPE: gl.constexpr = [4 * C.NB, C.BN, 64]
+    tile = view_as(k_box, gl.int32, SHAPE, WORDS).index(n)
+    tile.store(gl.join(low, high).reshape([C.BN, 64]))
     fence_async_shared()
 
 

@@ -133,7 +133,7 @@ def o_written_without_a_barrier(cta: HopperMLACTA, store: Any, *args: Any) -> No
     del cta.meet
 
 
-LEADER, PRODUCER = (0, 1, 2, 3), (8, 9, 10, 11)
+LEADER, PRODUCER, OTHER = (0, 1, 2, 3), (8, 9, 10, 11), (12, 13, 14, 15)
 method_of_barrier = functools.partial(method_of, AsyncBarrier)
 # name: cases, mutation, what is reported, what must be in the message
 MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
@@ -197,7 +197,14 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "scaled scaled-list", unstated("left free", PRODUCER), WAR, "k write by warp|k copy by warp",
     ),
     "right-latents-are-overwritten-without-a-wait": (
-        "scaled scaled-list", unstated("right free", PRODUCER), WAR, "k write by warp",
+        "scaled scaled-list", unstated("right free", OTHER), WAR, "k write by warp",
+    ),
+    "left-latents-are-not-told-of": ("scaled", arrival("left full", lambda *a: None), STUCK, "left full[0]"),
+    "left-latents-given-back-before-the-product": (
+        "scaled scaled-list", freed_before_the_product("left free", "left"), WAR, "k write by warp|k copy by warp",
+    ),
+    "right-latents-given-back-before-the-product": (
+        "scaled", freed_before_the_product("right free", "right"), WAR, "k write by warp|p write",
     ),
     "latents-are-not-waited-for": ("scaled", unstated("right full", LEADER), (READ, ORDER), "k right wgmma by warp 0"),
     "no-fence-behind-latents": (

@@ -274,7 +274,8 @@ def choose_walks(
             replace(problem, tokens=tokens), num_splits=1, processors=processors, arch=arch, shared=shared,
             heavy=heavy or deep, biased=biased,
         )
-        if rows > (FEW_ROWS if large_ones else MOST_TOGETHER * FEW_ROWS):
+        both = qv and max(problem.widths) > 128  # one row of V and of K
+        if rows > (FEW_ROWS if large_ones else MOST_TOGETHER * FEW_ROWS) and not both:
             one = _large(one, problem, max(rows, LARGE_ROWS) if tiles else rows, arch, shared, biased)
         together = max(1, min(MOST_TOGETHER, -(-rows // one.BM)))
         if one.BM == LARGE_ROWS and short and not batch_invariant:
@@ -298,14 +299,15 @@ def _large(
     tiles: DecodeConfig, problem: DecodeProblem, rows: int, arch: str, shared: int | None, biased: bool
 ) -> DecodeConfig:
     """Tiles of 64 or 128 rows, their columns in one piece, where products are wgmma's and registers hold them, those of
-    e4m3 beside what it becomes; the others as they are.
+    e4m3 beside what it becomes; the others as they are. Of 256 columns with half the keys.
     """
-    wide = max(problem.head_dim, problem.v_dim) > 128
-    if problem.itemsize not in (1, 2) or traits(arch).products != "wgmma" or wide:
+    deepest = {1: 128, 2: 256}.get(problem.itemsize, 0)
+    if traits(arch).products != "wgmma" or max(problem.head_dim, problem.v_dim) > deepest:
         return tiles
     k, v = (1 << (width - 1).bit_length() for width in problem.widths)
     BM = 64 if rows <= 64 else LARGE_ROWS
-    large = replace(tiles, BM=BM, BN=64, columns=(k, 0), v_columns=(v, 0), num_warps=BM // 16, num_stages=2)
+    BN, warps = (64, BM // 16) if max(k, v) <= 128 else (32, 8)
+    large = replace(tiles, BM=BM, BN=BN, columns=(k, 0), v_columns=(v, 0), num_warps=warps, num_stages=2)
     fits = shared_bytes(large, problem, arch, biased=biased) <= (shared or shared_limit(arch))
     return large if fits else replace(large, num_stages=1)
 

@@ -12,7 +12,7 @@ from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mha_decode.hopper_config import BLOCK, HopperDecodeConstants, has_depths, row_of
 from kvlab.attention.mha_decode.hopper_config import shared_bytes as ring_bytes
 from kvlab.attention.mha_prefill.config import PrefillProblem
-from kvlab.attention.mha_prefill.hopper_config import FP8_DIMS, HEAD_DIMS, LIST_DEEPEST, listed_constants
+from kvlab.attention.mha_prefill.hopper_config import FP8_DIMS, HEAD_DIMS, listed_constants
 from kvlab.attention.schedule.config import WIDE, ScheduleConfig, Sharing
 
 from .config import LARGE_BLOCK, LARGE_ROWS, Walk, WalkConfig, schedule_problem
@@ -172,9 +172,8 @@ def prefill_problem(problem: DecodeProblem, itemsize: int) -> PrefillProblem:
 
 def tiles_take(problem: DecodeProblem) -> bool:
     """Tells whether Hopper's prefill kernel has these sizes over a list."""
-    dims = problem.head_dim, problem.v_dim
     known = HEAD_DIMS if problem.itemsize == 2 else FP8_DIMS if problem.itemsize == 1 else ()
-    return dims in known and max(dims) <= LIST_DEEPEST
+    return (problem.head_dim, problem.v_dim) in known
 
 
 def with_tiles(config: WalkConfig, problem: DecodeProblem, features: Features, itemsize: int) -> WalkConfig:

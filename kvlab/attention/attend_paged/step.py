@@ -13,6 +13,7 @@ from kvlab.attention.features.intervals import UNLIMITED, host, window_interval
 from kvlab.attention.hopper.choice import machine_lacks
 from kvlab.attention.machines.gpu import target_of
 from kvlab.attention.mha_decode.config import DecodeProblem
+from kvlab.attention.mha_decode.hopper_config import has_depths
 from kvlab.attention.schedule.config import (
     MOST_COST,
     MOST_UNITS,
@@ -126,7 +127,8 @@ def plan(
         ring = hopper and (interval.left, interval.right) == (UNLIMITED, 0)
         tiles = hopper and not batch_invariant and tiles_take(problem)
         walks = choose_walks(
-            problem, longest, **machine, batch_invariant=batch_invariant, tiles=tiles, beside=ring and tiles
+            problem, longest, **machine, batch_invariant=batch_invariant, tiles=tiles,
+            beside=ring and tiles and has_depths(problem, listed=True),
         )
         if ring:
             walks = on_hopper(walks, problem, longest, target.processors, tiles=tiles)

@@ -35,13 +35,12 @@ SUPPORTED = (
     "float8_e4m3fn for k and v, or q, too, with a head dimension of 128, without scales of tokens, out bf16 or fp16"
 )
 LIST_SUPPORTED = (
-    "bf16 or fp16, no mask but causal and windows, scores alike in all heads, head dimensions 64, 80, 96, 112 or 128, "
+    "bf16 or fp16, no mask but causal and windows (up to heads of 128), scores alike in all heads, "
+    "head dimensions 64, 80, 96, 112, 128, 192 or 256 (128 with values of 64, 192 with values of 128, too), "
     "a sequence that may have more than 32 rows, scale > 0, pages of 16, 32, 64 or multiples of 128 tokens, arrays "
     "that start at 16 bytes and whose strides are multiples of 16 bytes, without batch_invariant; K and V, or q, too, "
     "of float8_e4m3fn with a head dimension of 128, without scales of tokens, q with 1, 2, 4 .. 64 heads to a KV head"
 )
-LIST_DEEPEST = 128
-"""The largest head dimension of calls over a work list."""
 BOX_GROUPS = 1, 2, 4, 8, 16, 32, 64
 """Query heads to a KV head of which boxes of 64 rows hold whole tokens."""
 FIXED_ABOVE, FIXED_MOST = 56.0, 80.0
@@ -316,8 +315,8 @@ def list_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     """Feature of a call over a work list that the Hopper kernel lacks, None if it takes the call."""
     q, k, v, features = inputs.q, inputs.k, inputs.v, inputs.features
     group = int(q.shape[2]) // int(k.shape[2])
-    if max(int(q.shape[3]), int(v.shape[3])) > LIST_DEEPEST:
-        return f"head dimensions {q.shape[3]} of q and {v.shape[3]} of v"
+    if features.mask.left < UNLIMITED and max(int(q.shape[3]), int(v.shape[3])) > 128:
+        return f"a window with heads of {q.shape[3]}, for which there are not enough registers"
     if is_fp8(q) and group not in BOX_GROUPS:
         return f"q of e4m3 and {group} query heads to a KV head"
     if differs_by_head(features):
@@ -329,7 +328,8 @@ def listed_constants(
     problem: PrefillProblem, page: int, features: Features, *, together: int, overhead: int, heads: int = 1
 ) -> HopperPrefillConstants:
     """Constants of the kernel that walks a work list whose key blocks have 128 keys: tiles of 128 rows. K and V that
-    are widened lie in shared memory twice, and Q in registers, as the tensor cores' reads fill the banks: 64 keys.
+    are widened lie in shared memory twice, and Q in registers, as the tensor cores' reads fill the banks: 64 keys. As
+    many of heads of more than 128, of those of 256 columns with one buffer of Q, and O leaves in two parts.
 
     >>> problem = PrefillProblem(1, 1, 32, 8, head_dim=128, value_dim=128, itemsize=2, kv_itemsize=2)
     >>> C = listed_constants(problem, 16, Features(), together=4, overhead=1)
@@ -337,19 +337,21 @@ def listed_constants(
     (4, 128, 230400)
     """
     (D, DV, depth), item = shared_columns(problem), problem.itemsize
-    mask, BN = features.mask, 64 if problem.converted else 128
+    wide = max(D, DV)
+    mask, BN = features.mask, 64 if problem.converted or wide > 128 else 128
     window, bounded = mask.left < UNLIMITED, mask.right < UNLIMITED
-    small, many = max(D, DV) == 64, page < 32
+    small, many, full = wide == 64, BN // page > 4, wide == 256
     NB = 3 if small else 2
     registers = WIDENED if problem.converted else EIGHT if item == 1 else MANY_PAGES if many else PAGED
     return HopperPrefillConstants(
-        D=D, DV=DV, DEPTH=depth, COLUMNS=problem.value_dim, NC=2, NQ=2, NB=NB, NR=NB, BN=BN, BOX=min(page, BN),
-        PAGE=page, RAGGED_Q=True, RAGGED_K=False, FIRST=True, MASKED=bounded or window, ALIGNED=False, SKIP=False,
-        WINDOW=window, CLEAN=True, FIXED=False,
-        HOLD=2 if small else 1 if (bounded or window) and not features.softcap > 0 else 0, EARLY=small or item == 1,
-        ROUNDS=1, EQUAL=False, Q_REGISTERS=problem.converted, ITEM=item, STORED=problem.kv_itemsize,
-        **registers._asdict(), PACK=problem.group, ODD=problem.group not in BOX_GROUPS, TOGETHER=together,
-        HEADS=heads, OVERHEAD=overhead, WORDS=16, REST=rest_of(problem), TURNS=rest_of(problem) > 0,
+        D=D, DV=DV, DEPTH=depth, COLUMNS=problem.value_dim, NC=2, NQ=1 if full else 2, NB=NB, NR=NB, BN=BN,
+        BOX=min(page, BN), PAGE=page, RAGGED_Q=True, RAGGED_K=False, FIRST=True, MASKED=bounded or window,
+        ALIGNED=False, SKIP=False, WINDOW=window, CLEAN=True, FIXED=False,
+        HOLD=2 if small else 1 if (bounded or window) and not (full or features.softcap > 0) else 0,
+        EARLY=small or item == 1, ROUNDS=2 if full else 1, EQUAL=False, Q_REGISTERS=problem.converted, ITEM=item,
+        STORED=problem.kv_itemsize, **registers._asdict(), PACK=problem.group, ODD=problem.group not in BOX_GROUPS,
+        TOGETHER=together, HEADS=heads, OVERHEAD=overhead, WORDS=16, REST=rest_of(problem),
+        TURNS=rest_of(problem) > 0,
     )
 
 

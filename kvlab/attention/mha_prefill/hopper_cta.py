@@ -201,6 +201,13 @@ class HopperPrefillCTA(PartitionedCTA):
         """An output accumulator ``[BM, DV]``."""
         return Fragments.zeros(1, accumulator(self.C.DV))
 
+    def store_tile(self, w: int, values: Array, batch: int, row: int, head: int, me: Warps) -> None:
+        """O through buffer ``w`` to DRAM, in ROUNDS parts."""
+        for i, part in enumerate(np.split(values, self.C.ROUNDS, axis=1)):
+            if i > 0:
+                self.wait_store(me)
+            self.store_columns(w, part, batch, row, head, i * part.shape[1], me)
+
     def store_columns(self, w: int, values: Array, batch: int, row: int, head: int, col: int, me: Warps) -> None:
         """``values``, the columns of O from ``col`` on, as far as there are, through buffer ``w``, which no copy reads
         any more.

@@ -451,13 +451,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                 store(o_array, (batch, q_first + r, head, d), values, mask=is_there)
             else:
                 o_page = batch * 0 if C.RAGGED_Q else batch
-                if C.ROUNDS == 1:
-                    cta.store_columns(W, values, o_page, q_first + row, head, 0, me)
-                else:
-                    left_half, right_half = np.split(values, 2, axis=1)
-                    cta.store_columns(W, left_half, o_page, q_first + row, head, 0, me)
-                    cta.wait_store(me)
-                    cta.store_columns(W, right_half, o_page, q_first + row, head, DV // 2, me)
+                cta.store_tile(W, values, o_page, q_first + row, head, me)
         #: turn -> it, j, batch    the next tile
         it += 1
         j += 1
@@ -503,7 +497,7 @@ def store_unit(
             store(x.o_array, at, values.astype(x.o_array.dtype), mask=is_there)
         else:
             rounded = values.astype(x.o_array.dtype)
-            cta.store_columns(W, rounded, batch * 0, q_first + row // C.PACK, head, 0, me)
+            cta.store_tile(W, rounded, batch * 0, q_first + row // C.PACK, head, me)
     else:
         place = W * C.BM + nth
         store(part_lse_array, (part >> 1, place), lse, mask=nth < end)

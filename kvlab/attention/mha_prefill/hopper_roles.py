@@ -43,11 +43,10 @@ from .hopper_steps import (
     query,
     receive,
     round_p,
-    rounded,
     row_results,
     send,
     started,
-    store_columns,
+    store_tile,
     store_unit,
     tell,
     tell_unit,
@@ -391,16 +390,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                     gl.store(o_at + at, o[c].to(o_s.dtype), mask=is_there)
             else:
                 o_page = batch * 0 if C.RAGGED_Q else batch
-                if C.ROUNDS == 1:
-                    values = rounded(o, o_s.dtype)
-                    store_columns(W, values, o_page, q_first + row, head, 0, do, o_s, o_box, DV, C.COLUMNS)
-                else:
-                    left_half, right_half = o[0].to(o_s.dtype).reshape([BM, 2, DV // 2]).permute((0, 2, 1)).split()
-                    store_columns(W, (left_half,), o_page, q_first + row, head, 0, do, o_s, o_box, DV // 2, C.COLUMNS)
-                    tma.store_wait(0)
-                    store_columns(
-                        W, (right_half,), o_page, q_first + row, head, DV // 2, do, o_s, o_box, DV // 2, C.COLUMNS
-                    )
+                store_tile(W, o, o_page, q_first + row, head, do, o_s, o_box, C)
         #: turn -> it, j, batch    the next tile
         it += 1
         j += 1

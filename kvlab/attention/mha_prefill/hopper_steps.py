@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from kvlab.attention.hopper.kernel import (
     PANEL,
@@ -500,6 +500,20 @@ def store_columns(
 
 
 @gluon.jit
+def store_tile(w, o, page, row, head, desc, o_s, o_box, C: gl.constexpr):
+    """O through buffer w to DRAM, in ROUNDS parts."""
+    if C.ROUNDS == 1:
+        store_columns(w, rounded(o, o_s.dtype), page, row, head, 0, desc, o_s, o_box, C.DV, C.COLUMNS)
+    else:
+        BM: gl.constexpr = C.BM
+        HALF: gl.constexpr = C.DV // 2
+        left_half, right_half = o[0].to(o_s.dtype).reshape([BM, 2, HALF]).permute((0, 2, 1)).split()
+        store_columns(w, (left_half,), page, row, head, 0, desc, o_s, o_box, HALF, C.COLUMNS)
+        tma.store_wait(0)
+        store_columns(w, (right_half,), page, row, head, HALF, desc, o_s, o_box, HALF, C.COLUMNS)
+
+
+@gluon.jit
 def store_unit(W: gl.constexpr, o, lse, unit, do, o_s, o_box, results, C: gl.constexpr):
     """A consumer's rows of a unit: the result, or a partial one, float32, where the item is cut. Rows that do not exist
     are left alone; TMA stores no part of a box.
@@ -523,8 +537,7 @@ def store_unit(W: gl.constexpr, o, lse, unit, do, o_s, o_box, results, C: gl.con
                 is_there = (r < end)[:, None] & (d < C.COLUMNS)[None, :]
                 gl.store(o_ptr + at[:, None] + d[None, :], o[i].to(o_s.dtype), mask=is_there)
         else:
-            token = q_first + row // C.PACK
-            store_columns(W, rounded(o, o_s.dtype), batch * 0, token, head, 0, do, o_s, o_box, C.DV, C.COLUMNS)
+            store_tile(W, o, batch * 0, q_first + row // C.PACK, head, do, o_s, o_box, C)
     else:
         place = (part >> 1).to(gl.int64) * ROWS + W * C.BM
         gl.store(part_lse_ptr + place + nth, lse, mask=nth < end)

@@ -4,6 +4,7 @@ yardsticks, on the portable walk of the same list, and on what the compiler make
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from kvlab.attention.attend_paged.config import AttendProblem, WalkConfig, choos
 from kvlab.attention.attend_paged.hopper_config import on_hopper, tiles_walk, with_tiles
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.mha_prefill.config import PrefillProblem
-from kvlab.attention.mha_prefill.hopper_config import listed_constants, shared_bytes
+from kvlab.attention.mha_prefill.hopper_config import FP8_DIMS, HEAD_DIMS, listed_constants, shared_bytes
 from kvlab.common.arrays import to_torch
 from kvlab.mirror import lockstep
 from kvlab.triton_support.versions import gluon_lacks
@@ -69,6 +70,10 @@ CASES = [
     (paged((130, 300), (2, 2), (40, 64), (34, 700), heads=(6, 2), D=128, sinks=True), 16),
     (paged((170, 900), (90, 30), heads=(5, 1), D=112, dtype="fp16", window=200, page=32), 9),
     (paged((90, 300), (40, 40), heads=(14, 2), kv="fp8", D=128, scales="head"), 8),
+    (paged((130, 500), (2, 2), (0, 17), (40, 64), (34, 700), heads=(8, 2), D=192), 16),
+    (paged((130, 400), (40, 190), (9, 9), heads=(4, 1), D=256, dtype="fp16", page=64, sinks=True), 9),
+    (paged((100, 600), (70, 90), heads=(3, 1), D=256, causal=False, softcap=20.0, page=32), 7),
+    (paged((130, 300), (40, 700), heads=(4, 2), D=192, DV=128), 10),
 ]
 
 
@@ -98,6 +103,7 @@ APART = [
     (paged((40, 700), (40, 40), (40, 300), heads=(8, 2), D=128), 7, 3),
     (paged((90, 500), (90, 1100), (90, 90), heads=(6, 3), page=64, dtype="fp16", sinks=True), 23, 11),
     (paged((40, 700), (40, 90), heads=(16, 2), D=128, kv="fp8", scales="head"), 11, 3),
+    (paged((40, 300), (40, 90), heads=(8, 2), D=192), 7, 7),
 ]
 
 
@@ -132,7 +138,7 @@ RING = "the ring alone"
     ({"heads": (6, 2)}, None),
     ({"heads": (6, 2), "dtype": "fp8", "D": 128}, "q of e4m3 and 3 query heads to a KV head"),
     ({"D": 96, "sinks": True}, None),
-    ({"D": 192}, "head dimensions 192 of q and 192 of v"),
+    ({"D": 256, "window": 90}, "a window with heads of 256"),
     ({"D": 72}, "head dimensions 72 of q and 72 of v"),
     ({"temperature": True}, RING),
     ({"kv": "fp8", "D": 128}, None),
@@ -236,6 +242,10 @@ MATRIX = [
     paged((150, 200), (3, 90), heads=(8, 1), D=128, dtype="fp8", kv="fp8", page=64, window=100),
     paged((150, 200), (3, 90), heads=(14, 2), D=128, sinks=True, window=100),
     paged((150, 200), (3, 90), heads=(6, 2), D=128, kv="fp8"),
+    paged((150, 200), (3, 90), heads=(8, 2), D=192),
+    paged((150, 200), (3, 90), heads=(8, 2), D=192, DV=128, sinks=True),
+    paged((150, 200), (3, 90), heads=(8, 2), D=256, page=64),
+    paged((150, 200), (3, 90), heads=(6, 2), D=256, causal=False, softcap=20.0),
 ]
 
 
@@ -243,7 +253,9 @@ MATRIX = [
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
 @pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_compiled(case: Case) -> None:
-    """No spills, shared memory that a CTA has, and wgmma that runs beside other work."""
+    """No spills, in the loops over keys where O has 256 columns; shared memory that a CTA has, and wgmma that runs
+    beside other work.
+    """
     from kvlab.attention.attend_paged import kernel
     from kvlab.attention.attend_paged.wide import hopper
 
@@ -256,7 +268,13 @@ def test_compiled(case: Case) -> None:
             patch.setattr(kernel, name, Caught(getattr(kernel, name)))
         kernel.launch(*tensors, **named | {"features": as_tensors(named["features"])}, works=2 * [tensors[4]])
     made, C = as_launched(caught.fn, caught.arguments, "sm_90"), named["config"].walks[-1].wide
-    assert made.spills == made.stack == 0
+    assert made.spills <= (80 if C.DV == 256 else 0)
+    lines = made.sass.splitlines()
+    at = [i for i, line in enumerate(lines) if "GMMA" in line]
+    first, each = C.DEPTH * C.ITEM // 32, len(at) // C.NC  # products before the loop, and of a consumer
+    for w in range(C.NC):
+        inner = "\n".join(lines[at[w * each + first] : at[(w + 1) * each - 1]])
+        assert not re.search(r"\b(LDL|STL)\b", inner)
     assert made.shared <= shared_bytes(C) <= SHARED["sm_90"]
     products = made.instructions["HGMMA"] + made.instructions["QGMMA"]
     steps = (C.DEPTH + (2 if C.REST else 1) * C.BN) * C.ITEM // 32
@@ -269,10 +287,10 @@ def test_compiled(case: Case) -> None:
 def test_every_configuration_has_room() -> None:
     """Law."""
     features = attend_paged.planned(*CASES[0][0].build().arguments()[1], backend="reference").features
-    for D in (64, 80, 96, 112, 128):
+    for D, DV in HEAD_DIMS:
         for page in (16, 64, 256):
-            for itemsizes in {(2, 2)} | ({(2, 1), (1, 1)} if D == 128 else set()):
-                problem = PrefillProblem(1, 1, 4, 1, D, D, *itemsizes)
+            for itemsizes in {(2, 2)} | ({(2, 1), (1, 1)} if (D, DV) in FP8_DIMS else set()):
+                problem = PrefillProblem(1, 1, 4, 1, D, DV, *itemsizes)
                 C = listed_constants(problem, page, features, together=4, overhead=1)
                 assert shared_bytes(C) <= SHARED["sm_90"]
 
@@ -286,6 +304,8 @@ AT_ONCE = [
     (paged((70, 400), (9, 128), heads=(5, 1), dtype="fp16", D=128, kv="fp8", scales="number", window=90), ["tiles"]),
     (paged((70, 300), (1, 480), (9, 128), heads=(8, 2), D=128, dtype="fp8", kv="fp8", scales="head"), ["tiles"]),
     (paged((70, 300), (1, 90), (20, 20), heads=(6, 2), D=80, sinks=True), ["tiles"]),
+    (paged((70, 300), (1, 90), (20, 20), heads=(4, 1), D=192), ["tiles"]),
+    (paged((70, 300), (1, 90), (20, 20), heads=(3, 1), D=256, dtype="fp16"), ["tiles"]),
 ]
 
 

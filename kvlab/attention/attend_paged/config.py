@@ -274,6 +274,8 @@ def choose_walks(
             replace(problem, tokens=tokens), num_splits=1, processors=processors, arch=arch, shared=shared,
             heavy=heavy or deep, biased=biased,
         )
+        if deep and not qv and problem.itemsize == 2 and traits(arch).products == "wgmma":
+            one = replace(one, BM=FEW_ROWS, num_warps=8)
         both = qv and max(problem.widths) > 128  # one row of V and of K
         if rows > (FEW_ROWS if large_ones else MOST_TOGETHER * FEW_ROWS) and not both:
             one = _large(one, problem, max(rows, LARGE_ROWS) if tiles else rows, arch, shared, biased)
@@ -301,7 +303,7 @@ def _large(
     """Tiles of 64 or 128 rows, their columns in one piece, where products are wgmma's and registers hold them, those of
     e4m3 beside what it becomes; the others as they are. Of 256 columns with half the keys.
     """
-    deepest = {1: 128, 2: 256}.get(problem.itemsize, 0)
+    deepest = {1: 128, 2: 256}.get(int(problem.itemsize), 0)
     if traits(arch).products != "wgmma" or max(problem.head_dim, problem.v_dim) > deepest:
         return tiles
     k, v = (1 << (width - 1).bit_length() for width in problem.widths)

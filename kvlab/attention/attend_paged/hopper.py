@@ -18,7 +18,7 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, add_sink, barriers, box_descriptor, key_count, view
 from kvlab.attention.mha_decode.hopper_roles import attend_keys, normalise, other_columns
 from kvlab.attention.mha_decode.hopper_roles import produce as bring
-from kvlab.attention.mha_decode.hopper_steps import TILE_LAYOUT, results_layout, rows_of
+from kvlab.attention.mha_decode.hopper_steps import AT_ONCE, TILE_LAYOUT, results_layout, rows_of
 from kvlab.attention.tiles.strides import RowStrides, leading_strides
 from kvlab.triton_support.dependents import let_next_begin, wait_for_launch_before
 from kvlab.triton_support.launching import Again
@@ -78,7 +78,9 @@ def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.c
     q_ptr, q_strides = queries  #- launch
     features, _, _, _ = terms  #- launch
     o_ptr, o_strides, lse_ptr, lse_strides, part_ptr, part_lse_ptr = results  #- launch
-    OUT: gl.constexpr = results_layout(C.ROWS, C.W)
+    COLS: gl.constexpr = min(C.W, AT_ONCE)
+    NEXT: gl.constexpr = 1 if C.PAIRS else COLS  # columns until those that are put together next
+    OUT: gl.constexpr = results_layout(C.ROWS, COLS)
     D: gl.constexpr = 2 * C.W if C.PAIRS else C.COLUMNS if C.COLUMNS else C.W
     done = 0
     for item in range(first_item, last_item):
@@ -112,7 +114,7 @@ def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.c
         gl.store(part_lse_ptr + of_part, lse, mask=cut)
         at = o_ptr + batch * o_strides.batch + q_row * o_strides.token + heads * o_strides.head
         parts = part_ptr + of_part * D
-        cols = gl.arange(0, C.W, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
+        cols = gl.arange(0, COLS, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
         cut = cut & some
         o = gl.where(some[:, None], o * l[:, None], 0.0)
         ends_of_o, cut_of_o = ends[:, None], cut[:, None]
@@ -120,11 +122,15 @@ def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.c
             ends_of_o, cut_of_o = ends_of_o & (cols < D)[None, :], cut_of_o & (cols < D)[None, :]
         gl.store(at[:, None] + cols[None, :], o.to(o_ptr.dtype.element_ty), mask=ends_of_o)
         gl.store(parts[:, None] + cols[None, :], o, mask=cut_of_o)
-        if C.PAIRS:
+        if C.PAIRS or C.W > AT_ONCE:
             o_odd = other_columns(o_odd, smem, top, C)
             o_odd = gl.where(some[:, None], o_odd * l[:, None], 0.0)
-            gl.store(at[:, None] + cols[None, :] + 1, o_odd.to(o_ptr.dtype.element_ty), mask=ends[:, None])
-            gl.store(parts[:, None] + cols[None, :] + 1, o_odd, mask=cut[:, None])
+            cols += NEXT
+            ends_of_o, cut_of_o = ends[:, None], cut[:, None]
+            if C.COLUMNS:
+                ends_of_o, cut_of_o = ends_of_o & (cols < D)[None, :], cut_of_o & (cols < D)[None, :]
+            gl.store(at[:, None] + cols[None, :], o_odd.to(o_ptr.dtype.element_ty), mask=ends_of_o)
+            gl.store(parts[:, None] + cols[None, :], o_odd, mask=cut_of_o)
 
 
 @gluon.jit
@@ -141,7 +147,8 @@ def walk(
     R: gl.constexpr = C.ROWS
     k_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOX_LAYOUT)
     v_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOX_LAYOUT)
-    sums = gl.allocate_shared_memory(gl.float32, [4, R, W], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
+    COLS: gl.constexpr = min(W, AT_ONCE)
+    sums = gl.allocate_shared_memory(gl.float32, [4, R, COLS], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
     tops = gl.allocate_shared_memory(gl.float32, [8, R], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     full = barriers(NB, 1)
     free = barriers(NB, 1)

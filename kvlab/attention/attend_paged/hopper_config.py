@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvlab.attention.features.intervals import UNLIMITED
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode.config import DecodeProblem
-from kvlab.attention.mha_decode.hopper_config import BLOCK, HopperDecodeConstants, has_depths, row_of
+from kvlab.attention.mha_decode.hopper_config import AT_ONCE, BLOCK, HopperDecodeConstants, has_depths, row_of
 from kvlab.attention.mha_decode.hopper_config import shared_bytes as ring_bytes
 from kvlab.attention.mha_prefill.config import PrefillProblem
 from kvlab.attention.mha_prefill.hopper_config import FP8_DIMS, HEAD_DIMS, listed_constants
@@ -18,7 +18,7 @@ from kvlab.attention.schedule.config import WIDE, ScheduleConfig, Sharing
 from .config import LARGE_BLOCK, LARGE_ROWS, Walk, WalkConfig, schedule_problem
 
 PROGRAMS = {16: 2, 32: 1}
-"""Rows of a tile -> programs that a processor has room for, of one KV head each."""
+"""Rows of a tile of up to 128 columns -> programs that a processor has room for, of one KV head each."""
 RATIO = 14
 """Key blocks of 16 that a ring reads while a tile of 128 rows does one of 128, when each has its own processors: what
 their speeds are then, not when all read at once.
@@ -48,7 +48,7 @@ def with_rings(config: WalkConfig, problem: DecodeProblem, longest: int, process
     for one in config.walks:
         ring = ring_of(problem, max(1, min(longest, one.schedule.most)), one.schedule)
         if ring is not None and processors is not None:
-            one = replace(one, schedule=replace(one.schedule, programs=PROGRAMS[ring.ROWS] * processors))
+            one = replace(one, schedule=replace(one.schedule, programs=room_for(ring) * processors))
         walks.append(replace(one, ring=ring))
     return WalkConfig(tuple(walks))
 
@@ -107,7 +107,7 @@ def side_by_side(config: WalkConfig, problem: DecodeProblem, processors: int) ->
     b = apart if few_items(apart, problem) else b
     sharing = Sharing(
         processors, a.most, b.fewest, b.rows, a.block, b.block, a.overhead, b.overhead, RATIO * together,
-        a.lanes(heads), b.lanes(heads), PROGRAMS[a.BM],
+        a.lanes(heads), b.lanes(heads), room_for(first.ring),
     )
     if sharing.most < 3:
         return config
@@ -124,7 +124,8 @@ def ring_walks(schedule: ScheduleConfig) -> bool:
 
 def ring_of(problem: DecodeProblem, tokens: int, schedule: ScheduleConfig) -> HopperDecodeConstants | None:
     """The ring of programs that walk a list of sequences of up to so many new tokens; None where there is none. One
-    KV head a program, so that a list has as many teams as portable ones can walk, too; 128 KB in flight on a processor.
+    KV head a program, so that a list has as many teams as portable ones can walk, too; 128 KB in flight on a processor,
+    192 of 16 rows of 192 or 256 columns.
 
     >>> problem = DecodeProblem(batch=64, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=64, max_keys=32768)
@@ -135,21 +136,27 @@ def ring_of(problem: DecodeProblem, tokens: int, schedule: ScheduleConfig) -> Ho
     (32, None)
     """
     rows = schedule.BM
-    sized = problem.itemsize in (1, 2) and has_depths(problem) and problem.group * tokens <= rows
+    sized = problem.itemsize in (1, 2) and has_depths(problem, listed=True) and problem.group * tokens <= rows
     if not sized or not ring_walks(schedule):
         return None
     row = row_of(problem)
+    wide = row["W"] > AT_ONCE
     return HopperDecodeConstants(
         HEADS=1, GROUP=problem.group, TOKENS=tokens, **row, PAGE=problem.page_size, BT=BLOCK,
-        BOX=math.gcd(problem.page_size, BLOCK, schedule.block), NB=512 // row["W"] // PROGRAMS[rows],
-        PAIRS=problem.pairs, LONGEST_FIRST=0, PARTS=0,
-        REGISTERS=128 if rows == 16 else 168, ROWS=rows,
+        BOX=math.gcd(problem.page_size, BLOCK, schedule.block), PAIRS=problem.pairs, LONGEST_FIRST=0, PARTS=0,
+        NB=(3 if rows == 16 else 2) if wide else 512 // row["W"] // PROGRAMS[rows], PRODUCER=40 if wide else 32,
+        REGISTERS=168 if rows > 16 else 255 if wide else 128, ROWS=rows,
     )
+
+
+def room_for(C: HopperDecodeConstants) -> int:
+    """Programs of a ring that a processor has room for."""
+    return 1 if C.W > AT_ONCE else PROGRAMS[C.ROWS]
 
 
 def left_bytes(C: HopperDecodeConstants) -> int:
     """Bytes behind the ring in which the warps leave their sums, maxima and sums of weights."""
-    return 4 * C.ROWS * 4 * (C.W + 2)
+    return 4 * C.ROWS * 4 * (min(C.W, AT_ONCE) + 2)
 
 
 def shared_bytes(C: HopperDecodeConstants) -> int:

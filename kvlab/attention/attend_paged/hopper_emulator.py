@@ -12,6 +12,7 @@ from kvlab.attention.features.intervals import key_count
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.sinks import add_sink
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
+from kvlab.attention.mha_decode.hopper_config import AT_ONCE
 from kvlab.attention.mha_decode.hopper_cta import HopperDecodeCTA, places_of
 from kvlab.attention.mha_decode.hopper_emulator import attend_keys, normalise, other_columns, rows_of
 from kvlab.attention.mha_decode.hopper_emulator import produce as bring
@@ -89,6 +90,8 @@ def consume(cta: HopperDecodeCTA, x: HopperWalkLaunch, walked: Walked) -> Iterat
     C, features, scale_log2 = cta.C, x.features, x.scale_log2  #- launch
     team, kv_head, begin, until, first_item, last_item = walked
     out, lse_out, part, part_lse = x.results  #- launch
+    COLS = min(C.W, AT_ONCE)
+    NEXT = 1 if C.PAIRS else COLS  # columns until those that are put together next
     done = 0
     for item in range(first_item, last_item):
         #: unit -> o, top, total, done    its rows against its keys
@@ -120,7 +123,7 @@ def consume(cta: HopperDecodeCTA, x: HopperWalkLaunch, walked: Walked) -> Iterat
         store(part_lse, of_part, lse, mask=cut)
         at: tuple[Any, ...] = batch, q_row[:, None], heads[:, None]
         parts: tuple[Any, ...] = place[:, None], of_part[1][:, None]
-        cols = np.arange(C.W) * (2 if C.PAIRS else 1)
+        cols = np.arange(COLS) * (2 if C.PAIRS else 1)
         cut = cut & some
         o = np.where(some[:, None], o * l[:, None], np.float32(0))
         ends_of_o, cut_of_o = ends[:, None], cut[:, None]
@@ -128,11 +131,15 @@ def consume(cta: HopperDecodeCTA, x: HopperWalkLaunch, walked: Walked) -> Iterat
             ends_of_o, cut_of_o = ends_of_o & (cols < C.COLUMNS), cut_of_o & (cols < C.COLUMNS)
         store(out, (*at, cols), o, mask=ends_of_o)
         store(part, (*parts, cols), o, mask=cut_of_o)
-        if C.PAIRS:
+        if C.PAIRS or C.W > AT_ONCE:
             o_odd = other_columns(cta, o_odd, top)
             o_odd = np.where(some[:, None], o_odd * l[:, None], np.float32(0))
-            store(out, (*at, cols + 1), o_odd, mask=ends[:, None])
-            store(part, (*parts, cols + 1), o_odd, mask=cut[:, None])
+            cols += NEXT
+            ends_of_o, cut_of_o = ends[:, None], cut[:, None]
+            if C.COLUMNS:
+                ends_of_o, cut_of_o = ends_of_o & (cols < C.COLUMNS), cut_of_o & (cols < C.COLUMNS)
+            store(out, (*at, cols), o_odd, mask=ends_of_o)
+            store(part, (*parts, cols), o_odd, mask=cut_of_o)
         cta.traffic.move("registers->DRAM", int(ends.sum()) * (out[0, 0, 0].nbytes + lse.itemsize))
         cta.traffic.move("registers->DRAM", int(cut.sum()) * part[0, 0].nbytes)
 

@@ -15,7 +15,7 @@ from kvlab.attention.features.intervals import host, keys_in_table
 from kvlab.attention.features.qv import check_emulated_qv, check_qv
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.scales import is_scaled
-from kvlab.attention.hopper.choice import choose_with_hopper
+from kvlab.attention.hopper.choice import choose_with_hopper, machine_lacks
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of, traits
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
@@ -23,7 +23,7 @@ from kvlab.common.arrays import add_axis, address_of, dtype_of, element_strides,
 from kvlab.common.checks import require
 
 from .config import MAX_ROWS, choose_config, problem_of
-from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
+from .hopper_config import DEPTHS, LIST_DEPTHS, SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
 
 MAX_TOKENS, MAX_TOKENS_BALANCED = 4, 16
 MOST_FULL = 0.4
@@ -154,7 +154,13 @@ class MHADecode(PagedDecode):
         if free and self.backend == "auto" and on_gpu(self.q):
             pool, table = (arguments.get(name) for name in ("k_cache", "block_table"))
             fixed = self.batch_invariant or self.num_splits is not None
-            self.over_schedule = not fixed and lengths_must_differ(pool, table, MOST_FULL)
+            self.over_schedule = not fixed and (lengths_must_differ(pool, table, MOST_FULL) or self.walked_alone(pool))
+
+    def walked_alone(self, pool: Any) -> bool:
+        """Tells whether Hopper's kernel has the heads of q over a schedule alone."""
+        depths = set(LIST_DEPTHS) - set(DEPTHS)
+        deep = self.q.ndim > 0 and self.q.shape[-1] in depths and getattr(pool, "dtype", None) == self.q.dtype
+        return deep and machine_lacks(self.q) is None
 
 
 def arrays_of_collection(q: Any, cache: Any, layer: int) -> dict[str, Any]:

@@ -15,12 +15,15 @@ from kvlab.common.arrays import dtype_of
 from .config import DecodeProblem, longest_first
 
 SUPPORTED = (
-    "bf16 or fp16 with a cache of that dtype and D = Dv of 64, 80, 96, 112 or 128, or of float8_e4m3fn and 128 with "
-    "scales that are numbers or of heads, at most 16 query rows of a KV head (32 over a schedule), no mask but the "
-    "causal one, no softcap or ALiBi, sinks over a schedule alone, pages of multiples of 8 tokens, caches that start "
-    "at 16 bytes and whose strides are multiples of 16 bytes"
+    "bf16 or fp16 with a cache of that dtype and D = Dv of 64, 80, 96, 112 or 128 (192 or 256 over a schedule), or of "
+    "float8_e4m3fn and 128 with scales that are numbers or of heads, at most 16 query rows of a KV head (32 over a "
+    "schedule), no mask but the causal one, no softcap or ALiBi, sinks over a schedule alone, pages of multiples of 8 "
+    "tokens, caches that start at 16 bytes and whose strides are multiples of 16 bytes"
 )
 DEPTHS = (64, 80, 96, 112, 128)
+LIST_DEPTHS = (*DEPTHS, 192, 256)
+AT_ONCE = 128
+"""Columns of the warps' sums that are put together at a time."""
 ROWS = 16
 BLOCK = 64
 PANEL = 64
@@ -82,7 +85,7 @@ def hopper_lacks(
     kinds = [dtype_of(x, "q") for x in (q, k_cache, v_cache)]
     if kinds[0].itemsize != 2 or kinds[1] != kinds[2] or (kinds[1] != kinds[0] and not problem.pairs):
         return f"q of dtype {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}"
-    if not has_depths(problem):
+    if not has_depths(problem, listed=rows > ROWS):
         return f"head dimensions {problem.head_dim} and {problem.v_dim}"
     if problem.group * problem.tokens > rows:
         return f"{problem.tokens} new tokens of {problem.group} query heads a KV head"
@@ -100,19 +103,22 @@ def hopper_lacks(
     return None
 
 
-def has_depths(problem: DecodeProblem) -> bool:
-    """Tells whether the Hopper kernel has the problem's head dimensions."""
-    return problem.head_dim == problem.v_dim and problem.head_dim in ((128,) if problem.pairs else DEPTHS)
+def has_depths(problem: DecodeProblem, *, listed: bool = False) -> bool:
+    """Tells whether the Hopper kernel has the problem's head dimensions; ``listed``: over a schedule."""
+    known = (128,) if problem.pairs else LIST_DEPTHS if listed else DEPTHS
+    return problem.head_dim == problem.v_dim and problem.head_dim in known
 
 
 def row_of(problem: DecodeProblem) -> dict[str, int]:
-    """W and COLUMNS of a problem's rows: whole panels, and how many columns there are where that is not all.
+    """W and COLUMNS of a problem's rows: a power of two of panels, and how many columns there are where that is not
+    all.
 
     >>> row_of(DecodeProblem(64, 1, 32, 8, 80, 80, 2, 16, 4096))
     {'W': 128, 'COLUMNS': 80}
     """
     columns = problem.widths[0]
-    return {"W": -(-columns // PANEL) * PANEL, "COLUMNS": columns % PANEL and columns}
+    W = max(PANEL, 1 << (columns - 1).bit_length())
+    return {"W": W, "COLUMNS": columns % W}
 
 
 def hopper_declined(problem: DecodeProblem) -> str | None:

@@ -15,7 +15,7 @@ from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.tile.fragments import FragmentMap
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 
-from .hopper_config import HopperDecodeConstants
+from .hopper_config import AT_ONCE, HopperDecodeConstants
 
 Array = np.ndarray[Any, Any]
 
@@ -113,9 +113,10 @@ class HopperDecodeCTA(PartitionedCTA):
         return sums, *(self.smem.load(at, np.float32, self.rows) for at in tops)
 
     def _sums_and_tops(self, of_rows: int) -> tuple[Array, Array]:
-        """Byte addresses ``[4, ROWS, W / 4]`` of 16 bytes, and ``[of_rows, 4]`` of a float for each row."""
-        quarter, row, vector = np.ogrid[:4, : self.rows, : self.C.W // 4]
-        address = ((quarter * self.rows + row) * (self.C.W // 4) + (vector ^ row % 8)) * 16
+        """Byte addresses ``[4, ROWS, columns / 4]`` of 16 bytes, and ``[of_rows, 4]`` of a float for each row."""
+        vectors = min(self.C.W, AT_ONCE) // 4
+        quarter, row, vector = np.ogrid[:4, : self.rows, :vectors]
+        address = ((quarter * self.rows + row) * vectors + (vector ^ row % 8)) * 16
         at, tops = 0, self.places.tiles["v"][0].base
         if self.places.nbytes > self.places.behind:
             at, tops = self.places.behind, self.places.behind + address.size * 16

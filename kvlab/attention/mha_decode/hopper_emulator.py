@@ -25,8 +25,8 @@ from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.tile.pairs import halves
 
 from .emulator import nth_longest
-from .hopper_config import HopperDecodeConfig, HopperDecodeConstants
-from .hopper_cta import HopperDecodeCTA, places_of
+from .hopper_config import AT_ONCE, HopperDecodeConfig, HopperDecodeConstants
+from .hopper_cta import HopperDecodeCTA, accumulator, places_of
 
 Array = np.ndarray[Any, Any]
 Item = tuple[int, int, int, int, int, int]
@@ -105,7 +105,8 @@ def attend_keys(
     features: Features, scale_log2: np.float32, done: int,
 ) -> Generator[Wait, None, tuple[Array, Any, Array, Array]]:
     """(o, o_odd, top, total): sums ``[ROWS, W]`` of the rows over a unit's keys, whose blocks come after ``done``
-    others, of pairs the odd columns as each warp has them; the rows' maxima, and what the weights add up to.
+    others, of pairs the odd columns as each warp has them, of more than 128 columns the second half; the rows' maxima,
+    and what the weights add up to.
 
     unit : sequence, first KV head, the first key and the one behind the last, keys of the sequence. tokens : new ones
     of it; None: those of C, and units end with a block or the sequence. q_array : the sequence's ``[S, Hq, D]``.
@@ -161,8 +162,9 @@ def attend_keys(
         s = adjust_by_row(s, factor, 0.0, features)
         #: load_v -> v    and the stage is free; rows that do not exist may be anything, and 0 * NaN is NaN
         v = cta.read("v", b)
-        cta.arrive(cta.consumers, cta.free[b])
-        if key + C.BT > hi:
+        if C.W <= AT_ONCE:
+            cta.arrive(cta.consumers, cta.free[b])
+        if C.W > AT_ONCE or key + C.BT > hi:
             there = key + v.map.row // C.HEADS < hi
             v = v.with_values(np.where(there, v.values, np.zeros_like(v.values)))
         #: mask -> s    other heads' keys, and keys that a row does not see
@@ -187,7 +189,11 @@ def attend_keys(
             o_odd = cta.accumulate(weights, v_odd, o_odd)
         else:
             o = cta.accumulate(p, v, o)
+        if C.W > AT_ONCE:  # registers hold a part of V at a time
+            cta.arrive(cta.consumers, cta.free[b])
     #: together -> top, total    the warps' maxima and sums, through shared memory that nobody reads any more
+    if C.W > AT_ONCE:
+        o, o_odd = column_halves(o, C)
     cta.meet(cta.consumers)
     cta.leave(o, m, l)
     cta.meet(cta.consumers)
@@ -198,9 +204,11 @@ def attend_keys(
 
 
 def other_columns(cta: HopperDecodeCTA, o_odd: Any, top: Array) -> Array:
-    """The odd columns of the sums ``[ROWS, W]``, where the even ones have been: rows' maxima and sums are there."""
+    """The odd columns of the sums ``[ROWS, W]``, where the even ones have been, or the second half where the first has:
+    rows' maxima and sums are there.
+    """
     #@ consumer
-    #: other_columns -> o_odd    put together as the even ones
+    #: other_columns -> o_odd    put together as those before
     cta.meet(cta.consumers)
     cta.leave(o_odd)
     cta.meet(cta.consumers)
@@ -326,6 +334,12 @@ def join(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> None:
 def of_every_warp(q: Array) -> Array:
     """The A operand ``[4, ROWS, W]`` that all warps have."""
     return np.broadcast_to(q, (4, *q.shape))
+
+
+def column_halves(o: Fragments, C: HopperDecodeConstants) -> list[Fragments]:
+    """The first and the second half of the columns of sums ``[4, ROWS, W]``."""
+    half = accumulator(C.W // 2, C.ROWS)
+    return [Fragments(half.spread(part), half) for part in np.split(o.tile(), 2, axis=2)]
 
 
 def add_warps(each: Array, tops: Array, totals: Array, top: Array) -> tuple[Array, Array]:

@@ -19,10 +19,12 @@ from kvlab.attention.hopper.kernel import (
 )
 
 from .hopper_steps import (
+    AT_ONCE,
     add_warps,
     as_sums,
     as_tops,
     column,
+    column_halves,
     halves,
     largest,
     load_block,
@@ -60,7 +62,8 @@ def produce(item, descs, boxes, full, free, table, pages, done, C: gl.constexpr)
 @gluon.jit
 def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr):
     """(o, o_odd, top, total): sums ``[ROWS, W]`` of the rows over a unit's keys, whose blocks come after ``done``
-    others, of pairs the odd columns as each warp has them; the rows' maxima, and what the weights add up to.
+    others, of pairs the odd columns as each warp has them, of more than 128 columns the second half; the rows' maxima,
+    and what the weights add up to.
 
     unit : sequence, first KV head, the first key and the one behind the last, keys of the sequence. tokens : new ones
     of it; None: those of C, and units end with a block or the sequence. smem : K's and V's ring, and where the warps
@@ -122,8 +125,9 @@ def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr)
         s = adjust_by_row(s, factor, 0.0, numbers)
         #: load_v -> v    and the stage is free; rows that do not exist may be anything, and 0 * NaN is NaN
         v = v_s.index(b).load(B)
-        mbarrier.arrive(free.index(b), count=1)
-        if key + C.BT > hi:
+        if C.W <= AT_ONCE:
+            mbarrier.arrive(free.index(b), count=1)
+        if C.W > AT_ONCE or key + C.BT > hi:
             there = gl.expand_dims(key + column(gl.SliceLayout(2, B), C) // C.HEADS < hi, 2)
             v = gl.where(there, v, gl.zeros_like(v))
         #: mask -> s    other heads' keys, and keys that a row does not see
@@ -148,10 +152,14 @@ def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr)
             o_odd = mma_v2(weights, v_odd, o_odd)
         else:
             o = mma_v2(gl.convert_layout(p.to(v.dtype), operand(0, R)), v, o)
+        if C.W > AT_ONCE:  # registers hold a part of V at a time
+            mbarrier.arrive(free.index(b), count=1)
     #: together -> top, total    the warps' maxima and sums, through shared memory that nobody reads any more
-    OUT: gl.constexpr = results_layout(C.ROWS, C.W)
+    OUT: gl.constexpr = results_layout(C.ROWS, min(C.W, AT_ONCE))
     sums, each = as_sums(left, C)
     tops, top_of = as_tops(tops_left, C)
+    if C.W > AT_ONCE:
+        o, o_odd = column_halves(o, C)
     meet()
     sums.store(o)
     tops.index(0).store(m)
@@ -164,16 +172,18 @@ def attend_keys(unit, tokens, smem, bars, queries, terms, done, C: gl.constexpr)
 
 @gluon.jit
 def other_columns(o_odd, smem, top, C: gl.constexpr):
-    """The odd columns of the sums ``[ROWS, W]``, where the even ones have been: rows' maxima and sums are there."""
+    """The odd columns of the sums ``[ROWS, W]``, where the even ones have been, or the second half where the first has:
+    rows' maxima and sums are there.
+    """
     #@ consumer
-    #: other_columns -> o_odd    put together as the even ones
+    #: other_columns -> o_odd    put together as those before
     _, _, left, tops_left = smem  #- launch
     sums, each = as_sums(left, C)
     _, top_of = as_tops(tops_left, C)
     meet()
     sums.store(o_odd)
     meet()
-    _, o_odd = add_warps(each, top_of, top, C, results_layout(C.ROWS, C.W))
+    _, o_odd = add_warps(each, top_of, top, C, results_layout(C.ROWS, min(C.W, AT_ONCE)))
     return o_odd
 
 

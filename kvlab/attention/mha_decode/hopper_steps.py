@@ -11,9 +11,10 @@ from kvlab.attention.tiles.fp8_pairs.kernel import halves, narrow
 from kvlab.triton_support.twins import compiled
 
 from .config import CLASSES as _CLASSES
+from .hopper_config import AT_ONCE as _AT_ONCE
 
 TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
-CLASSES = gl.constexpr(_CLASSES)
+CLASSES, AT_ONCE = gl.constexpr(_CLASSES), gl.constexpr(_AT_ONCE)
 globals().update(compiled(gluon.jit, gl, narrow.fn, halves.fn))
 
 
@@ -131,11 +132,13 @@ def load_block(dk, dv, k_box, v_box, bar, b, found, key, kv_head, C: gl.constexp
 
 @gluon.jit
 def as_sums(ring, C: gl.constexpr):
-    """The beginning of shared memory as sums ``[4, ROWS, W]`` float32: of all warps at once, and of each."""
+    """The beginning of shared memory as sums ``[4, ROWS, W]`` float32, up to AT_ONCE columns: of all warps at once, and
+    of each.
+    """
     LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0])
     EACH: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     R: gl.constexpr = C.ROWS
-    W: gl.constexpr = C.W
+    W: gl.constexpr = min(C.W, AT_ONCE)
     return view_as(ring, gl.float32, [4, R, W], LAYOUT), view_as(ring, gl.float32, [4, R, W], EACH)
 
 
@@ -146,6 +149,14 @@ def as_tops(ring, C: gl.constexpr):
     EACH: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     R: gl.constexpr = C.ROWS
     return view_as(ring, gl.float32, [2, 4, R], LAYOUT), view_as(ring, gl.float32, [8, R], EACH)
+
+
+@gluon.jit
+def column_halves(o, C: gl.constexpr):
+    """The first and the second half of the columns of sums ``[4, ROWS, W]``."""
+    R: gl.constexpr = C.ROWS
+    HALF: gl.constexpr = C.W // 2
+    return o.reshape([4, R, 2, HALF]).permute((0, 1, 3, 2)).split()
 
 
 @gluon.jit
@@ -161,7 +172,7 @@ def largest(tops, OUT: gl.constexpr):
 def add_warps(each, tops, top, C: gl.constexpr, OUT: gl.constexpr):
     """The warps' row sums ``[ROWS]`` and sums ``[ROWS, W]``, put together relative to ``top``."""
     R: gl.constexpr = C.ROWS
-    W: gl.constexpr = C.W
+    W: gl.constexpr = min(C.W, AT_ONCE)
     total = gl.zeros([R], gl.float32, layout=gl.SliceLayout(1, OUT))
     o = gl.zeros([R, W], gl.float32, layout=OUT)
     for w in gl.static_range(4):

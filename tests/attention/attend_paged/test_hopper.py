@@ -22,7 +22,7 @@ from yardsticks import assert_accurate, bits
 from kvlab.attention import attend_paged, explain, mha_decode_paged, plan
 from kvlab.attention.attend_paged import emulator, hopper_emulator
 from kvlab.attention.attend_paged.config import WalkConfig, choose_walks, ragged_problem
-from kvlab.attention.attend_paged.hopper_config import PROGRAMS, shared_bytes, with_rings
+from kvlab.attention.attend_paged.hopper_config import room_for, shared_bytes, with_rings
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode.hopper_cta import HopperDecodeCTA
 from kvlab.attention.schedule import ScheduleConfig
@@ -57,6 +57,10 @@ CASES: list[tuple[Case | FeatureCase, int, int]] = [
     (Case((200, 0, 65, 129), heads=(6, 2), D=80, S=2), 7, 1),
     (Case((300, 3), heads=(8, 2), D=112, S=8, dtype="fp16", storage="hnd"), 5, 1),
     (FeatureCase(lens=(200, 1), heads=(6, 2), D=128, S=2, kv=FP8, scales="head", sinks=True), 3, 2),
+    (Case((200, 0, 65, 700), heads=(8, 2), D=256), 5, 1),
+    (FeatureCase(lens=(300, 3, 129), heads=(4, 1), D=192, S=2, sinks=True), 4, 1),
+    (Case((130, 3, 129), heads=(4, 1), D=192, S=6), 3, 1),
+    (Case((70, 130), heads=(6, 2), D=192, dtype="fp16", page=64, storage="hnd"), 3, 1),
 ]
 
 
@@ -155,7 +159,7 @@ def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
     ({}, {"batch_invariant": True}, "batch_invariant=True over a schedule"),
     ({"S": 9}, {}, "9 new tokens of 4 query heads a KV head"),
     ({}, {"window": 20}, "a mask other than the causal one"),
-    ({"D": 192}, {}, "head dimensions 192 and 192"),
+    ({"D": 72}, {}, "head dimensions 72 and 72"),
 ])
 def test_hopper_says_what_it_walks(changes: dict[str, Any], options: dict[str, Any], words: str) -> None:
     x = Case((40, 3), **changes).build()
@@ -197,10 +201,12 @@ def test_when_auto_takes_it(
     (Case((70,) * 3, heads=(32, 8), D=128), True), (Case((70,) * 3, heads=(8, 8), D=64, S=4), False),
     (FeatureCase((70,) * 3, heads=(32, 8), D=128, kv=FP8, scales="head"), False),
     (Case((70,) * 3, heads=(32, 8), D=128, S=8), False),
+    (Case((70,) * 3, heads=(16, 4), D=256), False), (Case((70,) * 3, heads=(16, 4), D=192, page=64), True),
+    (Case((70,) * 3, heads=(16, 4), D=192, S=8), False), (Case((70,) * 3, heads=(16, 4), D=256, S=6), False),
 ], ids=str)
 def test_compiled(case: Case | FeatureCase, ragged: bool) -> None:
-    """No spills, two CTAs on an SM (one of 32 rows), and the instructions of decode for a block: of each 16 rows one
-    warp reads 16 bytes once.
+    """No spills, two CTAs on an SM (one of 32 rows or 256 columns), and the instructions of decode for a block: of each
+    16 rows one warp reads 16 bytes once.
     """
     import torch
 
@@ -224,9 +230,9 @@ def test_compiled(case: Case | FeatureCase, ragged: bool) -> None:
     merge = as_launched(joined.fn, joined.arguments | {"EARLY": True}, "sm_90").instructions
     assert (merge["PREEXIT"], merge["ACQBULK"]) == (0, 1)
     assert (made.spills, made.stack) == (0, 0)
-    assert made.registers * made.num_warps * PROGRAMS[C.ROWS] <= 2048
+    assert made.registers * made.num_warps * room_for(C) <= 2048
     assert made.shared <= shared_bytes(C)
-    assert PROGRAMS[C.ROWS] * (shared_bytes(C) + 1024) <= SHARED["sm_90"] + 1024
+    assert room_for(C) * (shared_bytes(C) + 1024) <= SHARED["sm_90"] + 1024
     assert count["LDSM"] == 2 * 16 * C.W // 256
     assert count["HMMA"] == 2 * (2 if C.PAIRS else 1) * 16 * C.W // 128
     assert count["UTMALDG"] == 2 * (C.W // 64) * (C.BT // C.BOX)
@@ -235,6 +241,7 @@ def test_compiled(case: Case | FeatureCase, ragged: bool) -> None:
 WALKED = [
     (FeatureCase((70, 0, 150), heads=(4, 2), D=80, sinks=True), 3),
     (Case((200, 1, 65), heads=(4, 1), D=112, S=8, dtype="fp16", page=64), 3),
+    (Case((200, 0, 65), heads=(4, 1), D=256), 3), (Case((130, 7), heads=(4, 1), D=192, S=6, dtype="fp16"), 2),
 ]
 
 

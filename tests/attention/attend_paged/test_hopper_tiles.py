@@ -138,6 +138,7 @@ RING = "the ring alone"
     ({"heads": (6, 2)}, None),
     ({"heads": (6, 2), "dtype": "fp8", "D": 128}, "q of e4m3 and 3 query heads to a KV head"),
     ({"D": 96, "sinks": True}, None),
+    ({"D": 192}, None),
     ({"D": 256, "window": 90}, "a window with heads of 256"),
     ({"D": 72}, "head dimensions 72 of q and 72 of v"),
     ({"temperature": True}, RING),
@@ -305,6 +306,7 @@ AT_ONCE = [
     (paged((70, 300), (1, 480), (9, 128), heads=(8, 2), D=128, dtype="fp8", kv="fp8", scales="head"), ["tiles"]),
     (paged((70, 300), (1, 90), (20, 20), heads=(6, 2), D=80, sinks=True), ["tiles"]),
     (paged((70, 300), (1, 90), (20, 20), heads=(4, 1), D=192), ["tiles"]),
+    (paged((70, 300), (1, 600), (6, 40), heads=(8, 2), D=192), ["ring", "ring", "tiles"]),
     (paged((70, 300), (1, 90), (20, 20), heads=(3, 1), D=256, dtype="fp16"), ["tiles"]),
 ]
 

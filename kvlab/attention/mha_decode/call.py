@@ -157,10 +157,10 @@ class MHADecode(PagedDecode):
             self.over_schedule = not fixed and (lengths_must_differ(pool, table, MOST_FULL) or self.walked_alone(pool))
 
     def walked_alone(self, pool: Any) -> bool:
-        """Tells whether Hopper's kernel has the heads of q over a schedule alone."""
-        depths = set(LIST_DEPTHS) - set(DEPTHS)
-        deep = self.q.ndim > 0 and self.q.shape[-1] in depths and getattr(pool, "dtype", None) == self.q.dtype
-        return deep and machine_lacks(self.q) is None
+        """Tells whether Hopper's kernel has the heads of several sequences over a schedule alone."""
+        q, depths = self.q, set(LIST_DEPTHS) - set(DEPTHS)
+        deep = q.ndim > 2 and len(q) > 1 and q.shape[-1] in depths and getattr(pool, "dtype", None) == q.dtype
+        return deep and machine_lacks(q) is None
 
 
 def arrays_of_collection(q: Any, cache: Any, layer: int) -> dict[str, Any]:

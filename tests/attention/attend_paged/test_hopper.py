@@ -195,17 +195,17 @@ def test_when_auto_takes_it(
     assert (told.config.walks[0].ring is None) == (found[0] == "triton")
 
 
-@pytest.mark.parametrize("D, options, listed", [
-    (192, {}, True), (256, {}, True), (128, {}, False), (192, {"balanced": False}, False),
-    (256, {"num_splits": 2}, False),
+@pytest.mark.parametrize("lens, D, options, listed", [
+    ((40, 40), 192, {}, True), ((40, 40), 256, {}, True), ((40, 40), 128, {}, False),
+    ((40, 40), 192, {"balanced": False}, False), ((40, 40), 256, {"num_splits": 2}, False), ((90,), 192, {}, False),
 ])
 def test_heads_that_the_ring_alone_has_go_over_a_schedule(
-    D: int, options: dict[str, Any], listed: bool, monkeypatch: pytest.MonkeyPatch
+    lens: tuple[int, ...], D: int, options: dict[str, Any], listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the lengths. Rests on measured times (benchmarks/NOTES.md)."""
+    """Whatever the lengths of several. Rests on measured times (benchmarks/NOTES.md)."""
     as_if_on(monkeypatch, "sm_90")
     monkeypatch.setattr("kvlab.attention.mha_decode.call.on_gpu", lambda array: True)
-    x = Case((40, 40), heads=(8, 2), D=D).build()
+    x = Case(lens, heads=(8, 2), D=D).build()
     told = explain(mha_decode_paged, *x.torch(), **options)
     assert isinstance(told.config, WalkConfig) == listed
     assert not listed or told.config.walks[0].ring is not None

@@ -265,7 +265,7 @@ def choose_walks(
     several = large_ones and not alone
     fewer = FEW_BESIDE // problem.group
     bounds = [*([fewer] if beside and several and 0 < fewer < few else []), *([few] if several else []), longest]
-    columns, walks = pieces(problem.widths[0]), []
+    columns, depth, walks = pieces(problem.widths[0]), max(problem.widths), []
     problem = replace(problem, head_dim=problem.head_dim + problem.v_dim) if qv else problem
     for tokens in bounds:
         rows = tokens * problem.group
@@ -274,7 +274,7 @@ def choose_walks(
             replace(problem, tokens=tokens), num_splits=1, processors=processors, arch=arch, shared=shared,
             heavy=heavy or deep, biased=biased,
         )
-        if deep and not qv and problem.itemsize == 2 and traits(arch).products == "wgmma":
+        if rows > 16 and 128 < depth <= 256 and problem.itemsize == 2 and traits(arch).products == "wgmma":
             one = replace(one, BM=FEW_ROWS, num_warps=8)
         both = qv and max(problem.widths) > 128  # one row of V and of K
         if rows > (FEW_ROWS if large_ones else MOST_TOGETHER * FEW_ROWS) and not both:

@@ -31,8 +31,6 @@ SHORT_CHUNK, CHUNK = 512, 2048
 """New tokens of a sequence: of a short chunk, and of one whose list is faster where the cache is much longer."""
 FEW_ROWS = 32
 """Rows of a KV head that a small tile of a list holds."""
-CHUNKS_DEEPEST = 128
-"""The largest head dimension of which chunks go over a list; of deeper heads mixed batches alone do."""
 LISTED = frozenset(
     ("seq_lens", "causal", "window", "scale", "softcap", "sinks", "return_lse", "base2", "out", "check", "traffic")
 )
@@ -199,10 +197,7 @@ def takes_list(
     (total, heads, *dims), batch = map(int, (*q.shape, v_cache.shape[3])), len(cu_seqlens_q) - 1
     most = max_seqlen_q if is_integer(max_seqlen_q) else None
     few = most is not None and most * heads <= FEW_ROWS * kv_heads
-    if max(dims) <= CHUNKS_DEEPEST:
-        faster = list_is_faster(total, batch, most, int(block_table.shape[1]) * page)
-    else:
-        faster = most is not None and 4 * total <= batch * most
+    faster = list_is_faster(total, batch, most, int(block_table.shape[1]) * page)
     return dtype_of(q, "q").itemsize == 2 and tuple(dims) in HEAD_DIMS and is_page(page) and (few or faster)
 
 

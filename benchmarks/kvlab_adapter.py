@@ -118,12 +118,17 @@ def _call(function: Any, *args: Any, **options: Any) -> Any:
         raise NotAvailable(f"{function.__name__}: {reason}") from reason
 
 
-def _plan_of(function: Any, q: Any, k_cache: Any, v_cache: Any, block_table: Any, *lens: Any, **options: Any) -> Any:
+def _plan_of(function: Any, q: Any, k_cache: Any, *args: Any, **options: Any) -> Any:
     """The plan of a call; NotAvailable of one that takes none."""
-    call = function.planned(q, k_cache, v_cache, block_table, *lens, **options)
-    if not getattr(call, "over_schedule", False) or function not in (mha_decode_paged, mha_prefill_paged):
+    call = function.planned(q, k_cache, *args, **options)
+    known = mha_decode_paged, mha_prefill_paged, mla_decode_paged
+    if not getattr(call, "over_schedule", False) or function not in known:
         raise NotAvailable(f"{function.__name__}: no plan goes with this call")
-    seq_lens, *starts = lens
+    if function is mla_decode_paged:
+        (block_table, seq_lens), (heads, columns) = args, q.shape[-2:]
+        most = block_table.shape[1] * k_cache.shape[1]
+        return plan((seq_lens, most), q_heads=heads, kv_heads=1, head_dim=columns, v_dim=512)
+    _, block_table, seq_lens, *starts = args
     new = (*starts, q.shape[0], options["max_seqlen_q"]) if starts else q.shape[1] if q.ndim == 4 else 1
     heads = {"q_heads": q.shape[-2], "kv_heads": k_cache.shape[2]}
     rows = {"head_dim": q.shape[-1], "itemsize": k_cache.dtype.itemsize}

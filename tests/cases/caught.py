@@ -21,7 +21,7 @@ SHARED = {
 """Bytes of shared memory that a CTA may have."""
 FIVE = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 """Targets whose tiles are not another's."""
-OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
 """Arguments of a launch that are the compiler's, not the kernel's."""
 
 

@@ -152,12 +152,18 @@ class Walk:
         rows = 1 << rows.bit_length() - 1
         return rows, MERGED // rows
 
+    def joins_each(self, problem: DecodeProblem) -> bool:
+        """Tells whether there are programs to merge each item, not for each team that of which it has the first part:
+        units have a fixed size, or items are fewer.
+        """
+        return self.schedule.unit > 0 or self.items(problem) < self.schedule.teams(problem.kv_heads)
+
     def join_grid(self, problem: DecodeProblem) -> tuple[int, int, int]:
-        """Programs that merge: for each team, with units of a fixed size for each item, one for some rows of each of
-        its programs, and a piece of columns.
+        """Programs that merge: for each team or item one for some rows of each of its programs, and a piece of
+        columns.
         """
         schedule, pieces = self.schedule, -(-problem.v_dim // piece_of(problem.v_dim))
-        first = self.items(problem) if schedule.unit else schedule.teams(problem.kv_heads)
+        first = self.items(problem) if self.joins_each(problem) else schedule.teams(problem.kv_heads)
         rows = -(-self.rows(problem) // self.merged(problem)[0])
         return first, schedule.lanes(problem.kv_heads) * rows, pieces
 

@@ -285,8 +285,8 @@ def walk(
 def join(
     lists: WalkLists, results: WalkResults, features: Features, problem: AttendProblem, config: Walk, traffic: Traffic
 ) -> None:
-    """Put BD columns of the partial results of ROWS rows of an item together: of that whose first part a team has done
-    last, with units of a fixed size of each; USED rows of a tile may exist.
+    """Put BD columns of the partial results of ROWS rows of an item together: of EACH, or of that whose first part a
+    team has done last; USED rows of a tile may exist.
     """
     #: setup -> batch, q_row, head, is_row, count    rows of an item, and how many parts it has: none, if it is whole
     seq_lens, cu_seqlens, work = lists  #- launch
@@ -295,20 +295,21 @@ def join(
     BM, USED, TOGETHER = schedule.BM, config.rows(problem), schedule.together  #- launch
     ROWS, CHUNK = config.merged(problem)  #- launch
     lanes, LISTED = schedule.lanes(problem.kv_heads), config.lists_items(problem)  #- launch
-    room = config.items(problem)  #- launch
+    room, EACH = config.items(problem), config.joins_each(problem)  #- launch
     starts, sequences, tiles, firsts = (work[at:] for at in list_parts(room))  #- address
-    team, lane_rows, piece = program_ids(config.join_grid(problem))  # [P]
+    one, lane_rows, piece = program_ids(config.join_grid(problem))  # [P]
     lane = lane_rows // ceildiv(USED, ROWS)
     nth = (lane_rows % ceildiv(USED, ROWS) * ROWS)[:, None] + np.arange(ROWS, dtype=np.int32)  # [P, ROWS]
     share = work[0]
     items = work[2]
-    item = team
-    if not schedule.unit:
-        item = firsts[team + 1]
+    item = one
+    if not EACH:
+        item = firsts[one + 1]
     exists = item < items
     item = np.where(exists, item, 0)
     start = starts[item] + schedule.overhead
     stop = starts[item + 1]
+    team = start // share
     num_parts = np.maximum(stop - 1, start) // share - team + 1
     batch, tile = item_of(sequences, tiles, item, LISTED)
     batch = np.where(exists, batch, 0)
@@ -316,7 +317,7 @@ def join(
     head_lane = lane + tile % schedule.heads * TOGETHER
     tile = tile // schedule.heads
     _, _, token, head, is_row = item_rows(head_lane, tile, nth, tokens, problem, BM, TOGETHER)
-    cut = exists & (start // share == team) & (num_parts > 1)
+    cut = exists & (EACH | (team == one)) & (num_parts > 1)
     late = (start > team * share).astype(np.int32)
     base = 2 * (team * lanes + lane)
     step = 2 * lanes

@@ -351,26 +351,27 @@ def join(
     list_ptr, part_ptr, part_lse_ptr, seq_lens_ptr, cu_seqlens_ptr, o_ptr, lse_ptr, problem, o_strides, lse_strides,
     BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, FIXED: tl.constexpr, BM: tl.constexpr, TOGETHER: tl.constexpr,
     HEADS: tl.constexpr, USED: tl.constexpr, LISTED: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, EACH: tl.constexpr, EARLY: tl.constexpr,
 ):
-    """Put BD columns of the partial results of ROWS rows of an item together: of that whose first part a team has done
-    last, with units of a fixed size of each; USED rows of a tile may exist. EARLY: launched while the walk still runs,
+    """Put BD columns of the partial results of ROWS rows of an item together: of EACH, or of that whose first part a
+    team has done last; USED rows of a tile may exist. EARLY: launched while the walk still runs,
     which has waited for the list.
     """
     #: setup -> batch, q_row, head, is_row, count    rows of an item, and how many parts it has: none, if it is whole
     starts_ptr, firsts_ptr = list_ptr + problem.starts, list_ptr + problem.firsts  #- address
-    team, lane_rows, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    one, lane_rows, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lane = lane_rows // tl.cdiv(USED, ROWS)
     nth = lane_rows % tl.cdiv(USED, ROWS) * ROWS + tl.arange(0, ROWS)
     share = tl.load(list_ptr)
     items = tl.load(list_ptr + 2)
-    item = team
-    if not FIXED:
-        item = tl.load(firsts_ptr + team + 1)
+    item = one
+    if not EACH:
+        item = tl.load(firsts_ptr + one + 1)
     exists = item < items
     item = tl.where(exists, item, 0)
     start = tl.load(starts_ptr + item) + OVERHEAD
     stop = tl.load(starts_ptr + item + 1)
+    team = start // share
     num_parts = tl.maximum(stop - 1, start) // share - team + 1
     batch, tile = item_of(list_ptr + problem.sequences, list_ptr + problem.tiles, item, LISTED)
     batch = tl.where(exists, batch, 0)
@@ -378,7 +379,7 @@ def join(
     head_lane = lane + tile % HEADS * TOGETHER
     tile = tile // HEADS
     _, _, token, head, is_row = item_rows(head_lane, tile, nth, tokens, problem, BM, TOGETHER)
-    cut = exists & (start // share == team) & (num_parts > 1)
+    cut = exists & (EACH or team == one) & (num_parts > 1)
     late = (start > team * share).to(tl.int32)
     base = 2 * (team * problem.lanes + lane)
     step = 2 * problem.lanes
@@ -531,6 +532,7 @@ def launch_join(
     first_launch(join, one.join_grid(problem), joined, again)(
         sizes, *strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead, FIXED=schedule.unit, BM=one.tiles.BM,
         TOGETHER=schedule.together, HEADS=schedule.heads, USED=one.rows(problem), LISTED=one.lists_items(problem),
-        D=problem.v_dim, BD=piece_of(problem.v_dim), ROWS=rows, CHUNK=chunk, num_warps=4, EARLY=early,
+        D=problem.v_dim, BD=piece_of(problem.v_dim), ROWS=rows, CHUNK=chunk, EACH=one.joins_each(problem), num_warps=4,
+        EARLY=early,
         **({"launch_pdl": True} if early else {}),
     )

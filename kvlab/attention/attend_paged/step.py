@@ -30,7 +30,7 @@ from kvlab.staging import ceildiv
 from .config import AttendProblem, Walk, WalkConfig, choose_walks, schedule_problem
 from .hopper_config import on_hopper, tiles_take
 
-EXPANDED = "kvlab.attention.attend_paged.expanded"
+EXPANDED, LATENT = "kvlab.attention.attend_paged.expanded", "kvlab.attention.attend_paged.latent"
 FOUR_BITS = 0.5
 """Bytes of a column of 4 bits."""
 
@@ -44,6 +44,7 @@ def plan(
     q_heads: int,
     kv_heads: int,
     head_dim: int | tuple[int, int] = 128,
+    v_dim: int | None = None,
     itemsize: float = 2,
     programs: int | None = None,
     unit: int | None = None,
@@ -66,6 +67,8 @@ def plan(
                 how many keys the beginning of a unit takes as long as. ``(nope, rope)``, with the columns of K's rope
                 part: a plan of ``mla_prefill_paged`` and its like, whose tiles are of one head, ``kv_heads`` equal to
                 ``q_heads``, ``seq_lens`` the keys that k and v hold, ``itemsize`` theirs
+    v_dim       the latent columns of ``head_dim``: a plan of ``mla_decode_paged``, ``kv_heads`` 1, ``new_tokens`` as
+                many of each sequence
     programs    that run at once; by default what the GPU, or an H100, has room for. On sm_90 they are those of Hopper's
                 kernel where it has the sizes: a layer whose features it lacks is slower with them by a fifth,
                 in a mixed batch by more
@@ -85,6 +88,8 @@ def plan(
     Schedule(4 sequences, 392 units on 392 programs, the busiest 1.04 of the mean, 392 partial results)
     >>> plan([900, 4000], (np.array([0, 900, 1500]), 1500), q_heads=16, kv_heads=16, head_dim=(128, 64))
     Schedule(2 sequences, 320 units on 128 programs, the busiest 1.01 of the mean, 208 partial results)
+    >>> plan([9000, 70, 4000], q_heads=16, kv_heads=1, head_dim=576, v_dim=512)
+    Schedule(3 sequences, 72 units on 132 programs, the busiest 1.90 of the mean, 72 partial results)
     >>> a, b = (plan([n, 9000], q_heads=2, kv_heads=1, batch_invariant=True) for n in (70_000, 30))
     >>> a.units[a.units["sequence"] == 1]["first"], b.units[b.units["sequence"] == 1]["first"]
     (array([  0, 128, 256, 384, 512], dtype=int32), array([  0, 128, 256, 384, 512], dtype=int32))
@@ -111,8 +116,16 @@ def plan(
         require(q_heads == kv_heads, f"kv_heads is {kv_heads} with head_dim (nope, rope)", f"q_heads, {q_heads}")
         fixed = " and ".join(n for n, v in (("unit", unit), ("batch_invariant", batch_invariant)) if v)
         require(not fixed, f"{fixed} with head_dim (nope, rope)", "left out: units follow from all lengths")
+    if v_dim is not None:
+        _positive("v_dim", v_dim)
+        require(kv_heads == 1, f"kv_heads is {kv_heads} with v_dim", "1: all heads have one row")
+        fits = rope_dim is None and v_dim < head_dim
+        require(fits, f"v_dim is {v_dim} of head_dim {shown(head_dim)}", "less than the columns of a row, of rope too")
+        require(starts is None, "new_tokens of each sequence with v_dim", "a number, the same of all")
+        fixed = " and ".join(n for n, v in (("unit", unit), ("batch_invariant", batch_invariant)) if v)
+        require(not fixed, f"{fixed} with v_dim", "left out: units follow from all lengths")
     interval = window_interval(causal, window)
-    sizes = head_dim, head_dim, itemsize, 1, max_keys
+    sizes = head_dim, v_dim or head_dim, itemsize, 1, max_keys
     problem = AttendProblem(int(lengths.shape[0]), total, q_heads, kv_heads, *sizes, ragged=starts is not None)
     listed = schedule_problem(problem, interval.left, interval.right)
     if config is None:
@@ -124,6 +137,10 @@ def plan(
             one = function_at(f"{EXPANDED}.config:schedule_for")(q_heads, head_dim, rope_dim, itemsize, **machine)
             return schedule_of([replace(one, **given)], listed, lengths, starts)
         hopper = on_gpu(seq_lens) and machine_lacks(seq_lens) is None
+        if v_dim is not None:
+            machine = {"processors": target.processors, "arch": target.arch, "hopper": hopper}
+            one = function_at(f"{LATENT}.config:schedule_for")(problem, **machine)
+            return schedule_of([replace(one, **given)], listed, lengths, starts)
         ring = hopper and (interval.left, interval.right) == (UNLIMITED, 0)
         tiles = hopper and not batch_invariant and tiles_take(problem)
         walks = choose_walks(

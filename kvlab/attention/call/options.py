@@ -64,6 +64,7 @@ class MLADecodeOptions(LatentFeatureOptions, SplitOptions, total=False):
     v_dim: int
     indices: Array | None
     balanced: bool | None
+    plan: Schedule | None
     backend: Backend
 
 

@@ -110,7 +110,11 @@ class PlannedCall(Call[Any]):
         if not self.over_schedule or (made is None and on_gpu(self.arrays[0])):
             return told
         if made is None:
-            sizes = function_at(f"{HOME}.config:schedule_problem")(self.plan.problem, *mask.by_length)
-            configs = [walk.schedule for walk in told.config.walks]
-            made = function_at(f"{HOME}.step:schedule_of")(configs, sizes, *self.listed())
+            sizes, configs = self.scheduled(told)
+            items = function_at(f"{HOME}.config:schedule_problem")(sizes, *mask.by_length)
+            made = function_at(f"{HOME}.step:schedule_of")(configs, items, *self.listed())
         return replace(told, schedule=made)
+
+    def scheduled(self, told: Explanation) -> tuple[Any, list[Any]]:
+        """The sizes of a planned call, and how its units are cut, list by list."""
+        return self.plan.problem, [walk.schedule for walk in told.config.walks]

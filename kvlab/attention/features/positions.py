@@ -67,8 +67,10 @@ def check_far(q_positions: Any) -> None:
             raise ValueError(f"q_positions{at.tolist()} is {values[tuple(at)]}: must be -{FAR} to {FAR}")
 
 
-def refuse_places(arguments: dict[str, Any]) -> None:
-    """ValueError for arguments that move keys or queries, which units over a schedule do not follow."""
+def refuse_places(arguments: dict[str, Any], why: str = "balanced=True") -> None:
+    """ValueError for arguments that move keys or queries, which units over a schedule, for which ``why`` asks, do not
+    follow.
+    """
     for name in ("leftpad_k", "q_positions"):
-        given = f"{name} with balanced=True"
+        given = f"{name} with {why}"
         require(arguments.get(name) is None, given, "left out: units follow from the lengths alone")

@@ -87,8 +87,10 @@ def mla_decode_paged(
                  device, which Hopper's kernel walks where it takes the call and S is 1 or H a power of two, otherwise
                  the portable one; the same lengths give the same order of sums. num_splits, batch_invariant, indices,
                  leftpad_k and q_positions must be left out. None: on a GPU, where nothing of these is given and the
-                 pool has less than two fifths (with more than 16 heads one fifth) of the pages that the table of
-                 several sequences could name
+                 pool has less than three fifths (by the portable kernel two, with more than 16 heads one) of the pages
+                 that the table of several sequences could name
+    plan         None, or what :func:`~kvlab.attention.plan` made, with ``v_dim``, of ``seq_lens`` and S: made once a
+                 step, it serves all layers; such a call is balanced
     batch_invariant  the same bits for a sequence alone and in any batch: its keys are split by the columns of the
                  table alone
     backend      "auto": the emulator for NumPy arrays, for torch tensors the Gluon kernel for sm_90 where that can do

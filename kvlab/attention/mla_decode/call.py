@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from kvlab.attention.call.backends import function_at
-from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import check_dtype, check_lengths_and_pages, check_slots, lengths_with_new
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows, row_scales
 from kvlab.attention.call.layers import latent_pages
 from kvlab.attention.call.operands import TABLE, Operand, Sizes
-from kvlab.attention.call.planned import HOME, lengths_must_differ
+from kvlab.attention.call.planned import HOME, PlannedCall, lengths_must_differ
 from kvlab.attention.features.intervals import keys_in_table
 from kvlab.attention.features.positions import refuse_places
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import is_fp8
-from kvlab.attention.hopper.choice import choose_with_hopper
+from kvlab.attention.hopper.choice import choose_with_hopper, machine_lacks
 from kvlab.attention.machines import check_emulated, choose
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
@@ -38,12 +36,13 @@ MAX_TOKENS = 16
 MAX_HEADS = 128
 LENGTHS_ALONE = "num_splits", "batch_invariant", "indices", "leftpad_k", "q_positions"
 """What a schedule's units do not follow from."""
-FEW_HEADS, MOST_FULL, MOST_FULL_OF_MANY_HEADS = 16, 0.4, 0.2
+FEW_HEADS, MOST_FULL, MOST_FULL_OF_MANY_HEADS, MOST_FULL_ON_HOPPER = 16, 0.4, 0.2, 0.6
 """Pages of a pool for each that its table could name, where a schedule is worth it: on an H200 it costs equal lengths
-14 % with 16 heads and 28 % with 64, twice the time where the portable kernel walks it with more than 16."""
+14 % with 16 heads and 28 % with 64 by Hopper's kernel, twice the time by the portable one with more than 16.
+"""
 
 
-class MLADecode(Call[Any]):
+class MLADecode(PlannedCall):
     """Of ``mla_decode_paged``; siblings take q and out as ``[B, S, H, ..]``, latents and rope columns apart."""
 
     operation = "mla_decode"
@@ -65,23 +64,22 @@ class MLADecode(Call[Any]):
     inputs: MLAInputs
     row_scales: Any
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        if self.balanced is None and self.backend == "auto" and on_gpu(self.q):
-            few = len(self.q.shape) > 2 and self.q.shape[-2] <= FEW_HEADS
-            alone = not any(arguments.get(name) for name in LENGTHS_ALONE[:2])
-            alone = alone and all(arguments.get(name) is None for name in LENGTHS_ALONE[2:])
-            pool, table = (arguments.get(name) for name in ("kv_cache", "block_table"))
-            full = MOST_FULL if few else MOST_FULL_OF_MANY_HEADS
-            self.balanced = alone and lengths_must_differ(pool, table, full)
+    def planned(self) -> Self:
+        super().planned()
+        self.over_schedule = hasattr(self.plan.explanation.config, "schedule")
+        return self
 
     def check_arguments(self, sizes: Sizes) -> None:
+        super().check_arguments(sizes)
         q, kv_cache, v_dim, D, tokens = self.q, self.kv_cache, self.v_dim, sizes["D"], sizes.get("S", 1)
-        if self.balanced:
+        if self.balanced or self.schedule is not None:
+            why = "balanced=True" if self.balanced else "a plan"
             given = {name: self.arguments.get(name) for name in LENGTHS_ALONE[:3]}
             fixed = " and ".join(name for name, value in given.items() if value is not None and value is not False)
-            require(not fixed, f"{fixed} with balanced=True", "left out: units follow from the lengths alone")
-            refuse_places(self.arguments)
+            require(not fixed, f"{fixed} with {why}", "left out: units follow from the lengths alone")
+            refuse_places(self.arguments, why)
+            refused = self.balanced is False
+            require(not refused, f"balanced=False with {why}", "left out: such a call is over a schedule")
         if self.indices is None:
             require(1 <= tokens <= MAX_TOKENS, f"q has {tokens} new tokens a sequence", f"1 to {MAX_TOKENS}")
         else:
@@ -160,17 +158,25 @@ class MLADecode(Call[Any]):
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         inputs, features = self.inputs, self.features
         problem = MLADecodeProblem.of(*inputs[:5], self.row_scales)
-        lacks, ring = hopper_lacks(inputs, problem, features, scale), None
-        if self.balanced and not lacks and (ring := walk_ring(problem)) is None:
-            what = "rows of 656 bytes" if problem.scaled else f"{problem.tokens} new tokens of {problem.heads} heads"
-            lacks = f"balanced=True and {what}"
+        lacks = hopper_lacks(inputs, problem, features, scale)
+        ring = None if lacks else walk_ring(problem)
+        if balanced := self.schedule is not None or self.shares(problem, ring is not None):
+            if ring is None and not lacks:
+                few = f"{problem.tokens} new tokens of {problem.heads} heads"
+                lacks = f"balanced=True and {'rows of 656 bytes' if problem.scaled else few}"
+            if self.schedule is not None:
+                sizes = function_at(f"{LATENT}.config:walked")(problem)
+                function_at(f"{HOME}.step:check_plan")(self.schedule, sizes, *features.mask.by_length)
+                if ring is not None and self.schedule.config.BM != ring.BM:
+                    lacks = "a plan of other tiles"
         chosen, reason, hopper = choose_with_hopper(inputs.q, self.backend, lacks, None, SUPPORTED)
         emulated = self.arch if chosen == "emulator" else None
         splits: dict[str, Any] = {"num_splits": self.num_splits, "batch_invariant": self.batch_invariant}
         if hopper:
             processors = target_of(inputs.q, None).processors
-            if ring is not None:
+            if balanced:
                 walk = function_at(f"{LATENT}.config:ring_walk")(ring, problem, processors=processors)
+                walk = self.as_planned(walk)
                 sibling = f"{LATENT}.{'emulator' if emulated else 'kernel'}"
                 machine, grid = "sm_90" if emulated else None, walk.schedule.grid(problem.kv_heads)
                 return Explanation("mla_decode", chosen, reason, walk, grid, machine), problem, sibling
@@ -193,24 +199,36 @@ class MLADecode(Call[Any]):
         config = choose_config(
             problem, processors=target.processors, arch=target.arch, emulated=emulated is not None,
             heavy=features.heavy or problem.fp8, wgmma=holds_wgmma_rows(),
-            **splits | ({"num_splits": 1} if self.balanced else {}),
+            **splits | ({"num_splits": 1} if balanced else {}),
         )
-        if self.balanced:
-            walk = function_at(f"{LATENT}.config:walk_of")(config, processors=target.processors)
+        if balanced:
+            walk = self.as_planned(function_at(f"{LATENT}.config:walk_of")(config, processors=target.processors))
             grid = walk.schedule.grid(problem.kv_heads)
             sibling = {"triton": f"{LATENT}.kernel", "emulator": f"{LATENT}.emulator"}.get(chosen, chosen)
             return Explanation("mla_decode", chosen, reason, walk, grid, emulated), problem, sibling
         return Explanation("mla_decode", chosen, reason, config, config.grid(problem), emulated), problem, chosen
 
-    def explained(self) -> Explanation:
-        """See :class:`Call`; and the schedule, where the lengths are in CPU memory."""
-        told, mask = self.plan.explanation, self.features.mask
-        if not self.balanced or on_gpu(self.q):
-            return told
-        sizes = function_at(f"{LATENT}.config:walked")(self.plan.problem)
-        items = function_at(f"{HOME}.config:schedule_problem")(sizes, mask.left, mask.right)
-        made = function_at(f"{HOME}.step:schedule_of")([told.config.schedule], items, self.seq_lens, None)
-        return replace(told, schedule=made)
+    def shares(self, problem: MLADecodeProblem, ring: bool) -> bool:
+        """Tells whether the call makes a schedule; ``ring``: Hopper's kernel may walk it."""
+        if self.balanced is not None or self.backend != "auto" or not on_gpu(self.q):
+            return bool(self.balanced)
+        given = [self.arguments.get(name) for name in LENGTHS_ALONE]
+        alone = not any(given[:2]) and all(value is None for value in given[2:])
+        full = MOST_FULL if problem.heads <= FEW_HEADS else MOST_FULL_OF_MANY_HEADS
+        full = MOST_FULL_ON_HOPPER if ring and machine_lacks(self.q) is None else full
+        return alone and lengths_must_differ(self.kv_cache, self.block_table, full)
+
+    def as_planned(self, walk: Any) -> Any:
+        """A walk with the units of the plan, if one is given."""
+        if self.schedule is None:
+            return walk
+        return function_at(f"{LATENT}.config:walk_of_plan")(walk, self.schedule.walks)
+
+    def scheduled(self, told: Explanation) -> tuple[Any, list[Any]]:
+        return function_at(f"{LATENT}.config:walked")(self.plan.problem), [told.config.schedule]
+
+    def listed(self) -> tuple[Any, Any]:
+        return self.seq_lens, None
 
     def named(self) -> dict[str, Any]:
         return super().named() | ({} if self.row_scales is None else {"row_scales": self.row_scales})
@@ -226,6 +244,7 @@ class MLADecode(Call[Any]):
         else:
             pages, page_size = self.inputs.kv_cache.shape[:2]
             check_lengths_and_pages(self.seq_lens, self.block_table, pages, page_size, self.arguments.get("leftpad_k"))
+            super().check_values()
 
 
 def _each_token(name: str, array: Any, behind: int) -> Any:

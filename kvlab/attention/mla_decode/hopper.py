@@ -23,12 +23,15 @@ from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.strides import PartStrides, RowStrides
+from kvlab.triton_support.dependents import let_next_begin, wait_for_launch_before
 from kvlab.triton_support.launching import Again, first_launch, relaunched
+from kvlab.triton_support.twins import compiled
 
 from .hopper_config import HopperMLAConfig, HopperMLAConstants
 from .hopper_roles import follow, lead, produce, produce_half
 from .hopper_steps import K_LAYOUT, ROWS_LAYOUT
 
+globals().update(compiled(gluon.jit, gl, let_next_begin.fn, wait_for_launch_before.fn))
 SIZES = [
     "items", "row_tiles", "head_tiles", "splits", "batches", "heads", "tokens", "pages", "max_keys", "table_batch",
     "columns", "lens_stride",
@@ -59,6 +62,8 @@ def attend(
     r_full = barriers(C.NB, C.RIGHT_COPIES if C.RIGHT_COPIES > 0 else 1)
     r_free = barriers(C.NB, 1)
     fence_async_shared()  # TMA arrives at these barriers
+    wait_for_launch_before(C.WALK)
+    let_next_begin(C.WALK)  # the join may read the list, too
     q_s = operand(q_box, C.BM, C.DV // 2, PANELS)
     q_rope_s = operand(q_rope_box, C.BM, C.DR, 1)
     k_s = operand(k_box, C.BN, C.DV // 2, C.NB * PANELS)
@@ -146,7 +151,8 @@ def pointers_of(
         box_descriptor(q, (C.TB, C.HB), BOX_LAYOUT, "q", again),
         box_descriptor(kv_cache, (C.BOX,), K_LAYOUT, "kv_cache", again),
         box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again),
-        part, kv_cache, out, lse, part_lse, *lists, feature_arrays(features),
+        _output_boxes(part.view(-1, C.TB, C.HB, C.DV), (C.TB, C.HB), again) if C.BOXED else part, kv_cache, out, lse,
+        part_lse, *lists, feature_arrays(features),
     )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.choice import decode_lacks, tma_takes
-from kvlab.attention.tiles.splits import MAX_SPLITS, check_splits, invariant_splits
+from kvlab.attention.tiles.splits import check_splits, invariant_splits
 from kvlab.attention.tiles.tile_bytes import BARRIER_BYTES
 from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16
@@ -27,7 +27,7 @@ class HopperMLAConstants(NamedTuple):
 
     MASKED: others than the last block of keys may need a mask. LATE: the follower multiplies P V while the leader does
     the next softmax, not before, and the next block is brought into L2; the rows of a page lie one after the other.
-    BOXED: the output passes through shared memory and leaves by TMA, as whole rows.
+    BOXED: the output, of a work list the partial one, passes through shared memory and leaves by TMA, as whole rows.
     LISTED: keys are those that a list names, one by one.
     SCALED: rows are e4m3 latents, their scales and a rope part of 16 bits, multiplied out on their way.
     WALK: items are those of a work list, of which the beginning of a unit takes OVERHEAD key blocks of BN.
@@ -122,14 +122,17 @@ def choose_hopper(
 ) -> HopperMLAConfig:
     """The configuration of a call that the kernel can do, on ``processors`` SMs, one program on each at most.
 
-    ``num_splits`` None takes those of ``invariant_splits``, or as few as make the time shortest. The time is counted in
-    what an SM takes for a block of 64 keys (1.9 us on an H100). It is that of its own blocks and of two for the
-    beginning and the end of an item, and no less than DRAM takes for all rows. Merging adds two, and one for each 8 MB
-    of partial outputs. ``adjacent``: the rows of a page lie one after the other.
+    ``num_splits`` None takes those of ``invariant_splits``, or as few as make the time shortest, up to one for each of
+    the processors. The time is counted in what an SM takes for a block of 64 keys (1.9 us on an H100). It is that of
+    its own blocks and no less than DRAM takes for all rows, of whose rate each of the processors has its share; and two
+    for the beginning and the end of an item. Merging adds two, one for each 8 MB of partial outputs, and one for each
+    64 parts of a row. ``adjacent``: the rows of a page lie one after the other.
 
     >>> problem = MLADecodeProblem(1, 1, 128, 512, 64, 2, 64, 65536)
     >>> choose_hopper(problem).num_splits, choose_hopper(problem).grid()
     (64, (128,))
+    >>> choose_hopper(MLADecodeProblem(1, 1, 16, 512, 64, 2, 64, 131072)).num_splits
+    128
     >>> choose_hopper(MLADecodeProblem(128, 1, 128, 512, 64, 2, 64, 4096)).num_splits
     1
     """
@@ -149,17 +152,18 @@ def choose_hopper(
     head_tiles = -(-problem.heads // HB)
     row_tiles = head_tiles * -(-problem.tokens // constants.TB)
     programs, blocks = problem.batch * row_tiles, max(-(-problem.max_keys // constants.BN), 1)
-    dram = problem.batch * blocks / 77  # 2.9 TB/s
+    dram = problem.batch * blocks / 110  # 4.3 TB/s
 
     def cost(n: int) -> float:
-        own = -(-programs * n // processors) * (-(-blocks // n) + 2)
-        return max(own, dram + 2) + (0 if n == 1 else 2 + problem.batch * problem.rows * n / 4096)
+        turns = -(-programs * n // processors)
+        rows = max(turns * -(-blocks // n), dram * max(processors / (programs * n), 1))
+        return rows + 2 * turns + (0 if n == 1 else 2 + problem.batch * problem.rows * n / 4096 + n / 64)
 
     splits = check_splits(num_splits)
     if splits is None and batch_invariant:
         splits = invariant_splits(problem.max_keys)
     if splits is None:
-        splits = min(range(1, min(blocks, MAX_SPLITS) + 1), key=cost)
+        splits = min(range(1, min(blocks, processors) + 1), key=cost)
     items = programs * splits
     return HopperMLAConfig(constants, row_tiles, head_tiles, splits, items, min(items, processors))
 
@@ -176,9 +180,8 @@ def walk_ring(problem: MLADecodeProblem) -> HopperMLAConstants | None:
     if problem.listed or problem.scaled or not (powers or problem.tokens == 1):
         return None
     few = problem.rows <= 16
-    return choose_hopper(problem, num_splits=1).constants._replace(
-        BOXED=False, WALK=True, OVERHEAD=2 if few else 3, FOLLOWER=184, PRODUCER=64
-    )
+    constants = choose_hopper(problem, num_splits=1).constants
+    return constants._replace(WALK=True, OVERHEAD=2 if few else 3, FOLLOWER=192, PRODUCER=56)
 
 
 def shared_bytes(C: HopperMLAConstants) -> int:

@@ -209,6 +209,8 @@ class HopperMLAWalk(HopperMLALaunch):
         columns = slice(first, first + self.C.DV // 2)
         if whole:
             self.out[batch, t[there], h[there], columns] = values[there].astype(self.out.dtype)
+        elif self.C.BOXED:
+            cta.store_half(me, values, b, half, place, 0, 0, some)
         elif some:
             self.part[place, there, columns] = values[there]
 
@@ -465,9 +467,7 @@ def launch(
     lse = np.empty((batch, tokens, heads), np.float32)
     part, part_lse = partial_results(out, lse, splits)
     boxes = boxes_of(C, q, kv_cache, k_rope)
-    width = 128 // part.itemsize
-    by_panels = np.moveaxis(part.reshape(splits * batch, tokens, heads, C.DV // width, width), 3, 1)
-    boxes["o"] = TmaDescriptor.of(by_panels, (1, 4, C.TB, C.HB, width), "128B")
+    boxes["o"] = box_of_output(C, part.reshape(splits * batch, tokens, heads, C.DV))
     max_keys = most_keys(block_table.shape[1], 1 if C.LISTED else kv_cache.shape[1])
     scale_log2 = np.float32(scale * LOG2E)
     x = HopperMLALaunch(
@@ -494,7 +494,8 @@ def walk(
         config, q.shape[2], q.shape[1], len(kv), max_keys, table, lens, kv, k_rope, out, lse, np.float32(scale_log2),
         features, None, work, part, part_lse, places,
     )
-    run_programs(C, q.dtype, boxes_of(C, q, kv, k_rope), [replace(x, program=n) for n in range(programs)], traffic)
+    boxes = boxes_of(C, q, kv, k_rope) | {"o": box_of_output(C, part.reshape(-1, C.TB, C.HB, C.DV))}
+    run_programs(C, q.dtype, boxes, [replace(x, program=n) for n in range(programs)], traffic)
 
 
 def boxes_of(C: HopperMLAConstants, q: Array, kv_cache: Array, k_rope: Array) -> dict[str, TmaDescriptor]:
@@ -503,6 +504,13 @@ def boxes_of(C: HopperMLAConstants, q: Array, kv_cache: Array, k_rope: Array) ->
     if not C.GATHERED:
         rows |= {"k": (kv_cache, (C.BOX,)), "rope": (k_rope, (C.BOX,))}
     return {name: TmaDescriptor.of(a, (1, *n, 64), "128B") for name, (a, n) in rows.items()}
+
+
+def box_of_output(C: HopperMLAConstants, rows: Array) -> TmaDescriptor:
+    """The descriptor of results ``[pages, tokens, heads, columns]``."""
+    width = 128 // rows.itemsize
+    by_panels = np.moveaxis(rows.reshape(*rows.shape[:3], -1, width), 3, 1)
+    return TmaDescriptor.of(by_panels, (1, 4, C.TB, C.HB, width), "128B")
 
 
 def run_programs(

@@ -349,11 +349,13 @@ def store_lse(results, lse, split, batch, token, head, keys, C: gl.constexpr):
 def store_half(outputs, o, k_box, b, half: gl.constexpr, split, batch, token, head, some, keys, C: gl.constexpr):
     """Half the columns of the output, registers -> DRAM: rows that exist, of a split with some keys or the only one.
 
-    BOXED: they pass through the place of that half of V in stage b, float32 in two pieces, and leave as whole rows by
-    TMA, which leaves absent ones alone.
+    BOXED: float32 or all of them pass through the place of that half of V in stage b, float32 in two pieces, and leave
+    as whole rows by TMA, which leaves absent ones alone; those of an item of a work list that is whole do not.
     """
     do, out, o_strides, heads, tokens, batches, splits = outputs
-    if not C.WALK:
+    if C.WALK:
+        whole, place_of = find_part(split, keys, C)
+    else:
         some = some | (splits == 1)
     if C.BOXED:
         BITS: gl.constexpr = do.dtype.primitive_bitwidth
@@ -366,15 +368,21 @@ def store_half(outputs, o, k_box, b, half: gl.constexpr, split, batch, token, he
         place = view_as(k_box, do.dtype, SHAPE, LAYOUT).index(2 * b + half)
         box = view_as(k_box, do.dtype, BOX_SHAPE, BOX_LAYOUT).index(2 * b + half)
         pieces = (o, o) if BITS == 16 else o.reshape([C.BM, 2, PANELS * WIDTH]).permute((0, 2, 1)).split()
-        page = split * batches + batch
         col = gl.where(some, 0, WIDTH)  # behind the end of a panel there is nothing to be written
-        for c in range(gl.minimum(splits, BITS // 16)):  # float32 are those of several splits
+        if C.WALK:
+            at_box = (place_of // C.BM).to(gl.int32), 0, 0
+            count = gl.where(whole, 0, 2)
+        else:
+            at_box = split * batches + batch, token, head
+            count = gl.minimum(splits, BITS // 16)  # float32 are those of several splits
+        page, first_token, first_head = at_box
+        for c in range(count):
             meet()  # no warp reads V any more, nor the piece before
             place.store(gl.where(c == 0, pieces[0], pieces[1]).to(do.dtype))
             fence_async_shared()
-            store_box(do, [page, (half * (BITS // 16) + c) * PANELS, token, head, col], box)
+            store_box(do, [page, (half * (BITS // 16) + c) * PANELS, first_token, first_head, col], box)
             tma.store_wait(0)
-    else:
+    if C.WALK or not C.BOXED:
         O_LAYOUT: gl.constexpr = o.type.layout
         r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, O_LAYOUT))
         d = half * (C.DV // 2) + gl.arange(0, C.DV // 2, layout=gl.SliceLayout(0, O_LAYOUT))
@@ -382,12 +390,13 @@ def store_half(outputs, o, k_box, b, half: gl.constexpr, split, batch, token, he
         h = head + r % C.HB
         rows = t.to(gl.int64) * o_strides.token + h.to(gl.int64) * o_strides.head
         there = (t < tokens) & (h < heads)
+        at = out + batch.to(gl.int64) * o_strides.batch
         if C.WALK:
-            whole, place = find_part(split, keys, C)
-            at = out + batch.to(gl.int64) * o_strides.batch
-            gl.store(at + rows[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=(there & whole)[:, None])
-            cut = there & some & (whole == 0)
-            gl.store(do + (place + r)[:, None] * C.DV + d[None, :], o, mask=cut[:, None])
+            if not C.BOXED:
+                cut = there & some & (whole == 0)
+                gl.store(do + (place_of + r)[:, None] * C.DV + d[None, :], o, mask=cut[:, None])
+            there = there & whole
         else:
-            at = out + split.to(gl.int64) * o_strides.split + batch.to(gl.int64) * o_strides.batch
-            gl.store(at + rows[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=(there & some)[:, None])
+            there = there & some
+            at = at + split.to(gl.int64) * o_strides.split
+        gl.store(at + rows[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=there[:, None])

@@ -238,7 +238,7 @@ def test_the_twins_mirror_each_other() -> None:
     ("walk", "tl.maximum(until - place, 0)", "tl.maximum(until - begin, 0)"),
     ("walk", "2 * program + (start > begin)", "2 * program + (start < begin)"),
     ("join", "tl.maximum(stop - 1, start) // share - team", "tl.maximum(stop, start) // share - team"),
-    ("join", "(start // share == team)", "(start // share <= team)"),
+    ("join", "(EACH or team == one)", "(EACH or team <= one)"),
 ], ids=["start", "whole", "unit", "last unit", "place", "parts", "first part"])
 def test_a_seeded_fault_is_found(twin: str, old: str, new: str) -> None:
     kernel, numpy = (Path(module_file(f"kvlab.attention.{OP}.{side}")).read_text() for side in ("kernel", "emulator"))

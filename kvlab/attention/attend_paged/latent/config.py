@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.attention.attend_paged.config import LISTS, AttendProblem, Walk
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mla_decode.config import LOCKSTEP_TOLERANCE as LOCKSTEP_TOLERANCE
-from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem
-from kvlab.attention.mla_decode.hopper_config import HopperMLAConstants
+from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem, choose_config
+from kvlab.attention.mla_decode.hopper_config import HopperMLAConstants, walk_ring
 from kvlab.attention.schedule.config import ScheduleConfig
+from kvlab.attention.schedule.schedule import Schedule
+from kvlab.common.checks import require
 from kvlab.mirror.twin import Twin
+from kvlab.triton_support.versions import holds_wgmma_rows
 
 TWINS = (
     Twin(
@@ -27,6 +30,7 @@ TWINS = (
     ),
 )
 LAUNCH = ("kernel:launch", "emulator:launch")
+MERGED_ROWS, MERGED_PARTS = 4, 16
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,12 @@ class LatentWalk(Walk):
     def grid(self, problem: DecodeProblem) -> tuple[int]:
         """Programs."""
         return self.schedule.grid(problem.kv_heads)
+
+    def merged(self, problem: DecodeProblem) -> tuple[int, int]:
+        """(rows, parts of each) that a program merges at a time: a few of either, as items have many rows and a long
+        one's parts may be those of all teams.
+        """
+        return MERGED_ROWS, MERGED_PARTS
 
 
 def walked(problem: MLADecodeProblem) -> AttendProblem:
@@ -63,6 +73,39 @@ def ring_walk(ring: HopperMLAConstants, problem: MLADecodeProblem, *, processors
     return LatentWalk(
         tiles, ScheduleConfig(processors, ring.BM, together, ring.BN, overhead, overhead + 2), ring=ring
     )
+
+
+def walk_of_plan(walk: LatentWalk, schedules: tuple[Schedule, ...]) -> LatentWalk:
+    """The walk of a call with the units of a plan; ValueError where these are not made of the call's tiles."""
+    own, given, by = walk.schedule, schedules[0].config, "as with v_dim"
+    require(not given.unit, "plan has units of a fixed size", "one without unit, batch_invariant")
+    require(len(schedules) == 1, f"plan has {len(schedules)} lists", f"one list of all sequences, {by}")
+    require(given.BM == own.BM, f"plan has tiles of {given.BM} rows", f"of {own.BM} for this call, {by}")
+    side, ours = given.together, own.together
+    require(side == ours, f"plan has {side} tiles side by side", f"{ours} for this call, {by}")
+    fits = given.block % own.block == 0 if walk.ring is None else given.block == own.block
+    accepted = f"{own.block} for this call, {by}"
+    require(fits, f"plan has key blocks of {given.block} keys", accepted)
+    ring = None if walk.ring is None else walk.ring._replace(OVERHEAD=given.overhead)
+    return replace(walk, schedule=given, ring=ring)
+
+
+def schedule_for(sizes: AttendProblem, *, processors: int, arch: str, hopper: bool) -> ScheduleConfig:
+    """The cut of units of a step over pages of 64 rows; ``hopper``: its kernel walks them where it has the sizes.
+
+    >>> sizes = walked(MLADecodeProblem(8, 1, 16, latent=512, rope=64, itemsize=2, page_size=64, max_keys=64))
+    >>> [schedule_for(sizes, processors=132, arch="sm_90", hopper=on).BM for on in (True, False)]
+    [64, 16]
+    """
+    columns = sizes.v_dim, sizes.head_dim - sizes.v_dim
+    problem = MLADecodeProblem(
+        sizes.batch, sizes.tokens, sizes.q_heads, *columns, max(sizes.itemsize, 2), 64, sizes.max_keys,
+        fp8=sizes.itemsize < 2,
+    )
+    if hopper and columns == (512, 64) and sizes.itemsize == 2 and (ring := walk_ring(problem)) is not None:
+        return ring_walk(ring, problem, processors=processors).schedule
+    tiles = choose_config(problem, num_splits=1, processors=processors, arch=arch, wgmma=holds_wgmma_rows())
+    return walk_of(tiles, processors=processors).schedule
 
 
 def walk_of(tiles: MLADecodeConfig, *, processors: int = 132, ctas: int | None = None) -> LatentWalk:

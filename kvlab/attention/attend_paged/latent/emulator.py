@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -132,10 +133,12 @@ def walk(
 
 def launch(
     q: Array, kv_cache: Array, k_rope: Array, block_table: Array, seq_lens: Array, *, scale: float, features: Features,
-    config: LatentWalk, row_scales: Array | None = None, out: Array | None = None, arch: str = "sm_90",
-    traffic: Traffic | None = None,
+    config: LatentWalk, row_scales: Array | None = None, out: Array | None = None,
+    works: Sequence[Array] | None = None, arch: str = "sm_90", traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twins; arguments and results as of :func:`kvlab.attention.mla_decode.emulator.launch`."""
+    """Run the twins; arguments and results as of :func:`kvlab.attention.mla_decode.emulator.launch`. works : the list,
+    made here if None.
+    """
     problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table, seq_lens, row_scales)
     traffic = Traffic() if traffic is None else traffic
     out = np.empty((*q.shape[:3], problem.latent), result_dtype(q)) if out is None else out
@@ -144,13 +147,14 @@ def launch(
         return out, lse
     features = features.of_latents(k_rope.dtype == kv_cache.dtype)
     mask, sizes = features.mask, walked(problem)
-    (work,) = make_list(seq_lens, problem=schedule_problem(sizes, mask.left, mask.right), config=config.schedule)
+    items = schedule_problem(sizes, mask.left, mask.right)
+    (work,) = works or make_list(seq_lens, problem=items, config=config.schedule)
     shape = 2 * config.grid(sizes)[0], config.tiles.BM
     part, part_lse = np.full((*shape, problem.latent), np.nan, np.float32), np.full(shape, np.nan, np.float32)
     lists, into = WalkLists(seq_lens, None, work), WalkResults(out, lse, part, part_lse)
     factor = features.scales.factor_log2(scale)
     if config.ring is not None:
-        places = list_parts(config.schedule.most_items(schedule_problem(sizes, mask.left, mask.right)))
+        places = list_parts(config.schedule.most_items(items))
         arrays, listed = (q, kv_cache, k_rope), (block_table, seq_lens, work)
         ring_walk(arrays, listed, into, factor, features, config, places, *config.grid(sizes), traffic)
     else:

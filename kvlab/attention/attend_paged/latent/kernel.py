@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -163,9 +164,11 @@ def walk(
 def launch(
     q: torch.Tensor, kv_cache: torch.Tensor, k_rope: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
     *, scale: float, features: Features, config: LatentWalk, row_scales: torch.Tensor | None = None,
-    out: torch.Tensor | None = None, again: Again = None,
+    out: torch.Tensor | None = None, works: Sequence[torch.Tensor] | None = None, again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernels; arguments and results as of :func:`kvlab.attention.mla_decode.kernel.launch`."""
+    """Run the kernels; arguments and results as of :func:`kvlab.attention.mla_decode.kernel.launch`. works : the list,
+    made here if None.
+    """
     out, lse = results(q, out, (*q.shape[:3], kv_cache.shape[2]))
     if q.numel() == 0:
         return out, lse
@@ -173,7 +176,8 @@ def launch(
     problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table, seq_lens, row_scales)
     sizes = walked(problem)
     items = schedule_problem(sizes, f.mask.left, f.mask.right)
-    (work,) = make_list(seq_lens, problem=items, config=schedule, again=again)
+    early = config.ring is not None
+    (work,) = works or make_list(seq_lens, problem=items, config=schedule, early=early, again=again)
     places = 2 * config.grid(sizes)[0]
     part = out.new_empty((places, tiles.BM, problem.latent), dtype=torch.float32)
     part_lse = lse.new_empty((places, tiles.BM))
@@ -205,6 +209,6 @@ def launch(
         )
     else:
         numbers = function_at(f"{RING}:numbers_of")(arrays, lists, into, counts, f, scale)
-        first_launch(kernel, config.grid(sizes), pointers, again)(*numbers, C=config.ring, num_warps=4)
-    launch_join(config, sizes, counts, (o_strides, lse_strides), joined, again)
+        first_launch(kernel, config.grid(sizes), pointers, again)(*numbers, C=config.ring, num_warps=4, launch_pdl=True)
+    launch_join(config, sizes, counts, (o_strides, lse_strides), joined, again, early=early)
     return out, lse

@@ -99,7 +99,7 @@ def schedule_for(sizes: AttendProblem, *, processors: int, arch: str, hopper: bo
     """
     columns = sizes.v_dim, sizes.head_dim - sizes.v_dim
     problem = MLADecodeProblem(
-        sizes.batch, sizes.tokens, sizes.q_heads, *columns, max(sizes.itemsize, 2), 64, sizes.max_keys,
+        sizes.batch, sizes.tokens, sizes.q_heads, *columns, int(max(sizes.itemsize, 2)), 64, sizes.max_keys,
         fp8=sizes.itemsize < 2,
     )
     if hopper and columns == (512, 64) and sizes.itemsize == 2 and (ring := walk_ring(problem)) is not None:

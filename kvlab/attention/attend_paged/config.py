@@ -271,19 +271,19 @@ def choose_walks(
     several = large_ones and not alone
     fewer = FEW_BESIDE // problem.group
     bounds = [*([fewer] if beside and several and 0 < fewer < few else []), *([few] if several else []), longest]
-    columns, depth, walks = pieces(problem.widths[0]), max(problem.widths), []
+    columns, walks = pieces(problem.widths[0]), []
     problem = replace(problem, head_dim=problem.head_dim + problem.v_dim) if qv else problem
+    depth = max(problem.widths)
     for tokens in bounds:
         rows = tokens * problem.group
-        deep = max(problem.widths) > 128 and rows > 16
+        deep = depth > 128 and rows > 16
         one = choose_config(
             replace(problem, tokens=tokens), num_splits=1, processors=processors, arch=arch, shared=shared,
             heavy=heavy or deep, biased=biased,
         )
         if rows > 16 and 128 < depth <= 256 and problem.itemsize == 2 and traits(arch).products == "wgmma":
             one = replace(one, BM=FEW_ROWS, num_warps=8)
-        both = qv and max(problem.widths) > 128  # one row of V and of K
-        if rows > (FEW_ROWS if large_ones else MOST_TOGETHER * FEW_ROWS) and not both:
+        if rows > (FEW_ROWS if large_ones else MOST_TOGETHER * FEW_ROWS):
             one = _large(one, problem, max(rows, LARGE_ROWS) if tiles else rows, arch, shared, biased)
         together = max(1, min(MOST_TOGETHER, -(-rows // one.BM)))
         if one.BM == LARGE_ROWS and short and not batch_invariant:

@@ -156,13 +156,14 @@ def test_decode_on_a_gpu_is_over_a_schedule(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("D, DV", [(16, 256), (48, 320), (64, 512)])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_a_plan_of_all_columns_fits(D: int, DV: int, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: it is made without ``qv``, so that tiles follow from D + Dv columns alone."""
+    """Law: it is made without ``qv``, so that the tiles of a call follow from D + Dv columns alone."""
     as_if_on(monkeypatch, arch)
     _, arrays, qv = queried(((1, 40), (90, 300), (9, 33)), D, DV, heads=(4, 2))
     arrays = tuple(map(to_torch, arrays))
     step = plan(arrays[4], (arrays[5], len(qv)), q_heads=4, kv_heads=2, head_dim=D + DV)
-    config = explain(attend_paged, *arrays, qv=to_torch(qv), plan=step).config
-    assert [walk.tiles.BM for walk in config.walks] == [walk.config.BM for walk in step.walks]
+    for given in ({}, {"plan": step}):
+        config = explain(attend_paged, *arrays, qv=to_torch(qv), **given).config
+        assert [walk.tiles.BM for walk in config.walks] == [walk.config.BM for walk in step.walks]
 
 
 def test_told_beforehand() -> None:

@@ -167,9 +167,12 @@ class PagedPrefill(Prefill):
 
 
 def list_is_faster(total: int, batch: int, most: int | None, keys: int) -> bool:
-    """Tells whether Hopper's tiles over a work list are faster than those of a head each, for ``total`` new tokens, at
-    most so many of a sequence (None: that is not known), in tables with room for so many keys: where chunks are short,
-    in the mean or beside their cache, or differ much, as those of mixed batches do. Long prompts are not.
+    """Tells whether Hopper's tiles over a work list are faster than those of a head each. They are where chunks are
+    short, in the mean or beside their cache, or differ much, as those of mixed batches do; for long prompts they are
+    not.
+
+    total : new tokens of all sequences. most : of one, at most; None: that is not known. keys : of a sequence, for
+    which tables have room.
 
     >>> list_is_faster(16 * 128, 16, 128, 30_000), list_is_faster(6 * 1024, 6, 1024, 21_000)
     (True, True)

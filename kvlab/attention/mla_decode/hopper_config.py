@@ -132,7 +132,7 @@ def choose_hopper(
     >>> choose_hopper(problem).num_splits, choose_hopper(problem).grid()
     (64, (128,))
     >>> choose_hopper(MLADecodeProblem(1, 1, 16, 512, 64, 2, 64, 131072)).num_splits
-    128
+    132
     >>> choose_hopper(MLADecodeProblem(128, 1, 128, 512, 64, 2, 64, 4096)).num_splits
     1
     """

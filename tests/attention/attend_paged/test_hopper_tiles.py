@@ -306,7 +306,7 @@ AT_ONCE = [
     (paged((70, 300), (1, 480), (9, 128), heads=(8, 2), D=128, dtype="fp8", kv="fp8", scales="head"), ["tiles"]),
     (paged((70, 300), (1, 90), (20, 20), heads=(6, 2), D=80, sinks=True), ["tiles"]),
     (paged((70, 300), (1, 90), (20, 20), heads=(4, 1), D=192), ["tiles"]),
-    (paged((70, 300), (1, 600), (6, 40), heads=(8, 2), D=192), ["ring", "ring", "tiles"]),
+    (paged((70, 300), (1, 600), (6, 40), *NONE_NEW, heads=(8, 2), D=192), RINGS),
     (paged((70, 300), (1, 90), (20, 20), heads=(3, 1), D=256, dtype="fp16"), ["tiles"]),
 ]
 

@@ -119,7 +119,7 @@ def walk_of(tiles: MLADecodeConfig, *, processors: int = 132, ctas: int | None =
     ...                            max_keys=32768)
     >>> walk, sizes = walk_of(tiles), walked(problem)
     >>> walk.grid(sizes), walk.join_grid(sizes), walk.merged(sizes)
-    ((132,), (132, 4, 4), (4, 8))
+    ((132,), (128, 4, 4), (4, 16))
     """
     if ctas is None:
         ctas = 2 if tiles.num_warps == 4 else 1

@@ -20,10 +20,11 @@ from kvlab.attention.mha_decode.call import check_narrow_gpu, check_pairs
 from kvlab.attention.mha_decode.hopper_config import SUPPORTED, hopper_declined, hopper_lacks
 from kvlab.attention.mha_prefill.config import PrefillInputs
 from kvlab.attention.mha_prefill.hopper_config import LIST_SUPPORTED, list_lacks
+from kvlab.attention.schedule.config import FEW_ROWS
 from kvlab.attention.tiles.pages import Sequences
 from kvlab.common.arrays import add_axis, dtype_of
 
-from .config import FEW_ROWS, ragged_problem
+from .config import ragged_problem
 from .hopper_config import tiles_walk, with_tiles
 
 

@@ -18,7 +18,7 @@ from kvlab.attention.mha_decode.config import (
     problem_of,
     shared_bytes,
 )
-from kvlab.attention.schedule.config import INVARIANT_KEYS, MOST_UNITS, ScheduleConfig, ScheduleProblem
+from kvlab.attention.schedule.config import FEW_ROWS, INVARIANT_KEYS, MOST_UNITS, ScheduleConfig, ScheduleProblem
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.tiles.pieces import pieces
 from kvlab.attention.tiles.tile_bytes import tile_bytes
@@ -74,10 +74,8 @@ TWINS = (
 LAUNCH = ("kernel:launch", "emulator:launch")
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 
-FEW_ROWS = 32
-"""Rows of a tile that three programs of an SM have; sequences of more have tiles of their own."""
 FEW_BESIDE = 16
-"""The same of tiles of which two programs of an SM have room."""
+"""Rows of a tile of which two programs of an SM have room."""
 MOST_TOGETHER = 4
 MERGED = 32
 """Partial results of 128 columns that a program of four warps merges at a time: 32 registers of a thread."""
@@ -281,7 +279,7 @@ def choose_walks(
             replace(problem, tokens=tokens), num_splits=1, processors=processors, arch=arch, shared=shared,
             heavy=heavy or deep, biased=biased,
         )
-        if rows > 16 and 128 < depth <= 256 and problem.itemsize == 2 and traits(arch).products == "wgmma":
+        if deep and depth <= 256 and problem.itemsize == 2 and traits(arch).products == "wgmma":
             one = replace(one, BM=FEW_ROWS, num_warps=8)
         if rows > (FEW_ROWS if large_ones else MOST_TOGETHER * FEW_ROWS):
             one = _large(one, problem, max(rows, LARGE_ROWS) if tiles else rows, arch, shared, biased)

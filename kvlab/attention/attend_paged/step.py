@@ -114,16 +114,14 @@ def plan(
     if rope_dim is not None:
         _positive("rope of head_dim", rope_dim)
         require(q_heads == kv_heads, f"kv_heads is {kv_heads} with head_dim (nope, rope)", f"q_heads, {q_heads}")
-        fixed = " and ".join(n for n, v in (("unit", unit), ("batch_invariant", batch_invariant)) if v)
-        require(not fixed, f"{fixed} with head_dim (nope, rope)", "left out: units follow from all lengths")
+        _refuse_fixed_units("head_dim (nope, rope)", unit, batch_invariant)
     if v_dim is not None:
         _positive("v_dim", v_dim)
         require(kv_heads == 1, f"kv_heads is {kv_heads} with v_dim", "1: all heads have one row")
         fits = rope_dim is None and v_dim < head_dim
         require(fits, f"v_dim is {v_dim} of head_dim {shown(head_dim)}", "less than the columns of a row, of rope too")
         require(starts is None, "new_tokens of each sequence with v_dim", "a number, the same of all")
-        fixed = " and ".join(n for n, v in (("unit", unit), ("batch_invariant", batch_invariant)) if v)
-        require(not fixed, f"{fixed} with v_dim", "left out: units follow from all lengths")
+        _refuse_fixed_units("v_dim", unit, batch_invariant)
     interval = window_interval(causal, window)
     sizes = head_dim, v_dim or head_dim, itemsize, 1, max_keys
     problem = AttendProblem(int(lengths.shape[0]), total, q_heads, kv_heads, *sizes, ragged=starts is not None)
@@ -290,6 +288,12 @@ def _integers(name: str, values: Any) -> Array:
     wrong = array[(array < 0) | (array > 10**9)]
     require(not wrong.size, f"{name} has {wrong[:1].tolist()[0] if wrong.size else 0}", "integers from 0 to 10^9")
     return array
+
+
+def _refuse_fixed_units(beside: str, unit: Any, batch_invariant: bool) -> None:
+    """ValueError for units of a fixed size, which a plan with the argument ``beside`` has not."""
+    fixed = " and ".join(n for n, v in (("unit", unit), ("batch_invariant", batch_invariant)) if v)
+    require(not fixed, f"{fixed} with {beside}", "left out: units follow from all lengths")
 
 
 def _positive(name: str, number: Any) -> int:

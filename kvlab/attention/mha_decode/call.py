@@ -23,7 +23,7 @@ from kvlab.common.arrays import add_axis, address_of, dtype_of, element_strides,
 from kvlab.common.checks import require
 
 from .config import MAX_ROWS, choose_config, problem_of
-from .hopper_config import DEPTHS, LIST_DEPTHS, SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
+from .hopper_config import LISTED_ALONE, SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
 
 MAX_TOKENS, MAX_TOKENS_BALANCED = 4, 16
 MOST_FULL = 0.4
@@ -158,9 +158,9 @@ class MHADecode(PagedDecode):
 
     def walked_alone(self, pool: Any) -> bool:
         """Tells whether Hopper's kernel has the heads of several sequences over a schedule alone."""
-        q, depths = self.q, set(LIST_DEPTHS) - set(DEPTHS)
-        deep = q.ndim > 2 and len(q) > 1 and q.shape[-1] in depths and getattr(pool, "dtype", None) == q.dtype
-        return deep and machine_lacks(q) is None
+        q = self.q
+        deep = q.ndim > 2 and len(q) > 1 and q.shape[-1] in LISTED_ALONE
+        return deep and getattr(pool, "dtype", None) == q.dtype and machine_lacks(q) is None
 
 
 def arrays_of_collection(q: Any, cache: Any, layer: int) -> dict[str, Any]:

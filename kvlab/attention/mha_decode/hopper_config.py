@@ -21,7 +21,8 @@ SUPPORTED = (
     "tokens, caches that start at 16 bytes and whose strides are multiples of 16 bytes"
 )
 DEPTHS = (64, 80, 96, 112, 128)
-LIST_DEPTHS = (*DEPTHS, 192, 256)
+LISTED_ALONE = (192, 256)
+LIST_DEPTHS = (*DEPTHS, *LISTED_ALONE)
 AT_ONCE = 128
 """Columns of the warps' sums that are put together at a time."""
 ROWS = 16

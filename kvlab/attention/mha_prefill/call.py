@@ -20,6 +20,7 @@ from kvlab.attention.features.scales import is_four_bits, is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper, machine_lacks
 from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
+from kvlab.attention.schedule.config import FEW_ROWS
 from kvlab.attention.tiles.pages import Sequences
 from kvlab.common.arrays import add_axis, dtype_of, on_gpu
 from kvlab.common.checks import is_integer, require
@@ -29,8 +30,6 @@ from .hopper_config import HEAD_DIMS, SUPPORTED, choose_hopper, hopper_declined,
 
 SHORT_CHUNK, CHUNK = 512, 2048
 """New tokens of a sequence: of a short chunk, and of one whose list is faster where the cache is much longer."""
-FEW_ROWS = 32
-"""Rows of a KV head that a small tile of a list holds."""
 LISTED = frozenset(
     ("seq_lens", "causal", "window", "scale", "softcap", "sinks", "return_lse", "base2", "out", "check", "traffic")
 )

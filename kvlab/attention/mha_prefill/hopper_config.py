@@ -232,8 +232,8 @@ def rest_of(problem: PrefillProblem) -> int:
 
 
 def tall_tiles(rows: int, *, bounded: bool) -> bool:
-    """Tells whether tiles of 192 rows are faster than those of 128: three consumers gain a seventh, or, where rows see
-    fewer keys than the last (``bounded``), a thirtieth; rows that a last tile lacks are lost.
+    """Tells whether tiles of 192 rows are faster than those of 128: a third consumer gains, less where rows see fewer
+    keys than the last (``bounded``), and rows that a last tile lacks are lost. Measured: ``benchmarks/NOTES.md``.
 
     >>> [tall_tiles(rows, bounded=False) for rows in (256, 512, 1024)]
     [False, True, True]

@@ -35,6 +35,8 @@ TWINS = (
 
 HEAD = 4
 """Numbers before the arrays of a list: the share of a team, the cost of all items, their number, and 0."""
+FEW_ROWS = 32
+"""Rows of a tile that three programs of an SM have; sequences of more have tiles of their own."""
 MOST_UNITS = 64
 """Units of an item at most, where they are cut by the item's own length."""
 MOST_COST = 2**31 - 1

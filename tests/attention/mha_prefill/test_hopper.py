@@ -203,6 +203,15 @@ def test_which_program_takes_a_tile_changes_nothing() -> None:
     assert one == five
 
 
+@pytest.mark.parametrize("rows, causal, consumers", [
+    (256, True, 2), (384, True, 3), (1024, True, 2), (4096, True, 3), (256, False, 2), (1024, False, 3),
+])
+def test_a_third_consumer_where_its_rows_are_not_mostly_absent(rows: int, causal: bool, consumers: int) -> None:
+    """Rests on the measured times in benchmarks/NOTES.md."""
+    case = Case(((rows, rows),), heads=(1, 1), D=64, causal=causal)
+    assert prefill_arguments(case)[1]["config"].constants.NC == consumers
+
+
 def test_roles_that_wait_for_each_other_are_told() -> None:
     hazards = Hazards(Memory(16), warps=2)
     bars = [hazards.mbarrier(f"bar[{i}]") for i in range(2)]

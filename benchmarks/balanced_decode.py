@@ -105,10 +105,10 @@ def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def times(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
-    """us of each, the median of samples in turns."""
+def samples(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, list[float]]:
+    """us of each graph's replays, in turns, the L2 flushed before each."""
     flush = torch.empty(64 << 20, dtype=torch.float32, device="cuda")
-    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    found: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(SAMPLES):
         for name, graph in graphs.items():
             flush.sum()
@@ -117,8 +117,13 @@ def times(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
             graph.replay()
             end.record()
             end.synchronize()
-            samples[name].append(1e3 * begin.elapsed_time(end))
-    return {name: round(statistics.median(found), 1) for name, found in samples.items()}
+            found[name].append(1e3 * begin.elapsed_time(end))
+    return found
+
+
+def times(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
+    """us of each, the median of its samples."""
+    return {name: round(statistics.median(found), 1) for name, found in samples(graphs).items()}
 
 
 def variants(config: Walk, sweep: bool) -> dict[str, Walk]:

@@ -15,10 +15,29 @@ Triton's knobs say when a kernel is compiled holds for the launches of the kind 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 Again = dict[Any, Any] | None
-"""Function of a kernel -> its compiled form with a grid, and the arguments behind the pointers. None: all are first."""
+"""Function of a kernel -> its compiled form with a grid, and the arguments behind the pointers; and what :func:`once`
+has kept, by name. None: all are first.
+"""
+
+
+def once(again: Again, name: str, make: Callable[[], T]) -> T:
+    """What ``make`` gives at the first launch of a kind, at all that follow.
+
+    >>> again = {}
+    >>> [once(again, "sizes", lambda: [size]) for size in (1, 2)], once(None, "sizes", lambda: [3])
+    ([[1], [1]], [3])
+    """
+    if again is None:
+        return make()
+    if name not in again:
+        again[name] = make()
+    found: T = again[name]
+    return found
 
 
 def relaunched(kernel: Any, pointers: Sequence[Any], again: Again) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ from kvlab.attention.features.kernel import (
     weigh,
 )
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.features.scales import block_strides, columns_of
+from kvlab.attention.features.scales import block_strides
 from kvlab.attention.merge_states.config import piece_of
 from kvlab.attention.mha_decode.kernel import (
     accumulate,
@@ -63,7 +64,7 @@ from kvlab.attention.tiles.four_bits.kernel import (
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx
 from kvlab.attention.tiles.strides import PageStrides, RowStrides, in_units, leading_strides
 from kvlab.triton_support.dependents import wait_for_launch_before
-from kvlab.triton_support.launching import Again, first_launch, relaunched
+from kvlab.triton_support.launching import Again, first_launch, once, relaunched
 
 from .config import AttendProblem, Walk, WalkConfig, of_walk, ragged_problem, register_limit, schedule_problem
 
@@ -442,16 +443,16 @@ def launch(
     :mod:`kvlab.triton_support.launching`.
     """
     f = Features() if features is None else of_walk(features, k_cache)
-    out, lse = results(q, out, (*q.shape[:3], columns_of(v_cache)))
+    problem = once(again, "problem", lambda: ragged_problem(q, k_cache, v_cache, block_table, cu_seqlens))
+    out, lse = results(q, out, (*q.shape[:3], problem.v_dim))
     if out.numel() == 0:
         return out, lse
-    problem = ragged_problem(q, k_cache, v_cache, block_table, cu_seqlens)
     arrays = q, *as_pairs(k_cache, v_cache), block_table, seq_lens, cu_seqlens
     kept = [None if again is None else again.setdefault(i, {}) for i in range(len(config.walks))]
     beside = config.beside and q.is_cuda
     early = q.is_cuda and len(config.walks) == 1 and config.walks[0].module is not None
     if works is None:
-        listed = schedule_problem(problem, *f.mask.by_length)
+        listed = once(again, "listed", lambda: schedule_problem(problem, *f.mask.by_length))
         lists = partial(make_list, seq_lens, cu_seqlens, problem=listed, early=early or beside)
         works = [
             lists(config=one.schedule, beside=beside and one is not config.walks[0], again=known)[0]
@@ -479,11 +480,12 @@ def _launch_walk(
     launch before still runs; beside : the walk of the ring does, and ends behind it.
     """
     (q, k, v, block_table, seq_lens, cu_seqlens, work), (out, lse), tiles = arrays, into, one.tiles
-    schedule, places = one.schedule, one.places(problem)
+    schedule, places = one.schedule, once(again, "places", lambda: one.places(problem))
     part = out.new_empty((places, tiles.BM, problem.v_dim), dtype=torch.float32)
     part_lse = lse.new_empty((places, tiles.BM))
     written = out, lse, part, part_lse
-    hopper = None if one.module is None else importlib.import_module(f"kvlab.attention.attend_paged.{one.module}")
+    name = f"kvlab.attention.attend_paged.{one.module}"
+    hopper = None if one.module is None else sys.modules.get(name) or importlib.import_module(name)
     if hopper is None:
         kernel, pointers = walk, (*arrays, feature_arrays(f), *written)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from kvlab.attention.call.backends import function_at
 from kvlab.attention.call.checks import check_integers
 from kvlab.attention.features.intervals import UNLIMITED, host, window_interval
 from kvlab.attention.hopper.choice import machine_lacks
-from kvlab.attention.machines.gpu import target_of
+from kvlab.attention.machines.gpu import Target, target_of
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mha_decode.hopper_config import has_depths
 from kvlab.attention.schedule.config import (
@@ -129,31 +130,44 @@ def plan(
     if config is None:
         given: dict[str, Any] = {} if programs is None else {"programs": _positive("programs", programs)}
         given |= {} if unit is None else {"unit": _positive("unit", unit)}
-        target = target_of(seq_lens, None)
-        machine: dict[str, Any] = {"processors": target.processors, "arch": target.arch, "shared": target.shared}
-        if rope_dim is not None:
-            one = function_at(f"{EXPANDED}.config:schedule_for")(q_heads, head_dim, rope_dim, itemsize, **machine)
-            return schedule_of([replace(one, **given)], listed, lengths, starts)
         hopper = on_gpu(seq_lens) and machine_lacks(seq_lens) is None
-        if v_dim is not None:
-            machine = {"processors": target.processors, "arch": target.arch, "hopper": hopper}
-            one = function_at(f"{LATENT}.config:schedule_for")(problem, **machine)
-            return schedule_of([replace(one, **given)], listed, lengths, starts)
         ring = hopper and (interval.left, interval.right) == (UNLIMITED, 0)
-        tiles = hopper and not batch_invariant and tiles_take(problem)
-        walks = choose_walks(
-            problem, longest, **machine, batch_invariant=batch_invariant, tiles=tiles,
-            beside=ring and tiles and has_depths(problem, listed=True),
+        chosen = _chosen(
+            problem, longest, target_of(seq_lens, None), rope_dim, hopper=hopper, ring=ring,
+            batch_invariant=batch_invariant,
         )
-        if ring:
-            walks = on_hopper(walks, problem, longest, target.processors, tiles=tiles)
-        configs = [replace(walk.schedule, **given) for walk in walks.walks]
+        configs = [replace(one, **given) for one in chosen] if given else chosen
     else:
         taken = [name for name, value in (("programs", programs), ("unit", unit)) if value is not None]
         require(not taken, f"{' and '.join(taken)} beside config", "given in one of the two")
         require(isinstance(config, ScheduleConfig), f"config is {shown(config)}", "a ScheduleConfig")
         configs = [config]
     return schedule_of(configs, listed, lengths, starts)
+
+
+@functools.lru_cache(1024)
+def _chosen(
+    problem: AttendProblem, longest: int, target: Target, rope_dim: int | None, *, hopper: bool, ring: bool,
+    batch_invariant: bool,
+) -> list[ScheduleConfig]:
+    """How the lists of a step are cut: that of heads with a rope part, that of latent rows, or those of the walks of
+    ``attend_paged``, by Hopper's ``ring`` or its tiles where it has them.
+    """
+    machine = target._asdict()
+    if rope_dim is not None:
+        make = function_at(f"{EXPANDED}.config:schedule_for")
+        return [make(problem.q_heads, problem.head_dim, rope_dim, problem.itemsize, **machine)]
+    if problem.v_dim != problem.head_dim:
+        make = function_at(f"{LATENT}.config:schedule_for")
+        return [make(problem, arch=target.arch, processors=target.processors, hopper=hopper)]
+    tiles = hopper and not batch_invariant and tiles_take(problem)
+    walks = choose_walks(
+        problem, longest, **machine, batch_invariant=batch_invariant, tiles=tiles,
+        beside=ring and tiles and has_depths(problem, listed=True),
+    )
+    if ring:
+        walks = on_hopper(walks, problem, longest, target.processors, tiles=tiles)
+    return [walk.schedule for walk in walks.walks]
 
 
 def schedule_of(configs: list[ScheduleConfig], problem: ScheduleProblem, lengths: Any, starts: Any) -> Schedule:

@@ -91,7 +91,7 @@ def _gather(arguments: tuple[Any, ...], facts: list[Any]) -> bool:
                 facts.append(x.untyped_storage().nbytes() < 1 << 31)
         elif kind in PLAIN or kind in PLAIN_MASKS or isinstance(x, np.number):
             facts += (kind, x or repr(x))  # 0.0 and -0.0 are equal
-        elif kind is tuple:
+        elif isinstance(x, tuple):
             facts += (kind, len(x))
             if not _gather(x, facts):
                 return False

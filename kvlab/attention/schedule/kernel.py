@@ -8,7 +8,7 @@ import triton.language as tl
 
 from kvlab.attention.features.kernel import key_count, key_range
 from kvlab.triton_support.dependents import let_next_begin, wait_for_launch_before
-from kvlab.triton_support.launching import Again, first_launch, relaunched
+from kvlab.triton_support.launching import Again, first_launch, once, relaunched
 
 from .config import HEAD as _HEAD
 from .config import MOST_UNITS as _MOST_UNITS
@@ -203,7 +203,7 @@ def launch(
     early, beside : as of ``work_list``; ``again`` as of :mod:`kvlab.triton_support.launching`. Nothing waits for the
     GPU.
     """
-    size = config.list_size(problem)
+    size = once(again, "list_size", lambda: config.list_size(problem))
     out = torch.empty(size, dtype=torch.int32, device=seq_lens.device) if out is None else out
     pointers = seq_lens, seq_lens if cu_seqlens is None else cu_seqlens, out
     if not relaunched(work_list, pointers, again):

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 from kvlab import attention  # noqa: E402
 from kvlab.attention import masks  # noqa: E402
-from kvlab.attention.call import backends, checks, kinds, layers, ragged  # noqa: E402
+from kvlab.attention.call import backends, checks, kinds, layers, planned, ragged  # noqa: E402
 from kvlab.attention.hopper import choice as hopper_choice  # noqa: E402
 from kvlab.attention.kv_store import call as store_call  # noqa: E402
 from kvlab.attention.machines import gpu  # noqa: E402
@@ -334,6 +334,52 @@ VARIANTS: dict[str, Arguments] = {
     "int4": {f"{x}_{what}": zeros(PAGES, PAGE, 2, dtype=torch.float32) for x in "kv" for what in ("scale", "min")},
     "e2m1": {f"{x}_block_scale": zeros(PAGES, PAGE, 2, 4, dtype=torch.float8_e4m3fn) for x in "kv"},
 }
+
+
+def mixed() -> Arguments:
+    """A chunk and a decode over a table with room for more keys than a single walk would take."""
+    table = torch.zeros(B, 200, dtype=torch.int32)
+    starts = {"cu_seqlens_q": whole(0, 400, 401), "max_seqlen_q": 400}
+    return decode() | {"q": zeros(401, 4, 64), "block_table": table, "seq_lens": whole(400, 17)} | starts
+
+
+@pytest.fixture
+def listed(noted: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The launches of calls over a schedule, too."""
+    from kvlab.attention.attend_paged import hopper, kernel, step
+    from kvlab.attention.attend_paged.wide import hopper as wide
+    from kvlab.attention.schedule import kernel as schedule
+
+    names = [(kernel, "walk"), (kernel, "join"), (hopper, "walk"), (wide, "walk"), (schedule, "work_list")]
+    for module, name in names:
+        monkeypatch.setattr(module, name, Stub(getattr(module, name), noted))
+    for user in (step, planned):
+        monkeypatch.setattr(user, "on_gpu", lambda array: True)
+    return noted
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_walks_launched_again_get_what_first_launches_give(given: bool, listed: list[Any]) -> None:
+    """And with a plan, whose lists two walks at a time share the processors by, the plan of the call is looked up."""
+    calls = [mixed() for _ in range(2)]
+    if given:
+        for call in calls:
+            lengths, new = (call["seq_lens"], 200 * PAGE), (call["cu_seqlens_q"], 401, 400)
+            call["plan"] = attention.plan(lengths, new, q_heads=4, kv_heads=2, head_dim=64)
+        assert all(one.config.sharing is not None for one in calls[0]["plan"].walks[::2])
+    rounds = []
+    for call in calls:
+        listed.clear()
+        attention.attend_paged(**call)
+        rounds.append(listed[:])
+    kernels = [name for name, _, _ in rounds[0]]
+    assert (kernels.count("work_list"), kernels.count("join"), len(kernels)) == ((0, 3, 6) if given else (3, 3, 9))
+    for (kernel, grid, args), (_, _, before) in zip(*rounds[::-1], strict=True):
+        assert [*map(shown, args)] == [*map(shown, before)], (kernel, grid)
+    own = {x.data_ptr() for x in calls[1].values() if isinstance(x, torch.Tensor)}
+    places = [{at for one in memory(args, own) if isinstance(at := one, int)} for _, _, args in rounds[1]]
+    assert set().union(*places) == own
+    assert len(kinds._kinds) == 1
 
 
 def parameters(function: Any) -> set[str]:

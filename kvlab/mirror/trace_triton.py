@@ -60,6 +60,8 @@ def trace(launch: str, plans: Sequence[TracePlan], case: dict[str, Any], program
     _check_kernels(plans)
     builder = interpreter.interpreter_builder
     seen: Counter[tuple[int, int]] = Counter()
+    before: Counter[int] = Counter()  # calls in the launches before this one
+    launched: list[Any] = [None]
     grids: dict[tuple[int, int], tuple[int, int, int]] = {}
     found: dict[Key, list[tuple[int, np.ndarray | str]]] = defaultdict(list)
     when: dict[Key, int] = {}
@@ -68,7 +70,11 @@ def trace(launch: str, plans: Sequence[TracePlan], case: dict[str, Any], program
     def begin(twin: int) -> Record | None:
         (x, y, z), (nx, ny, nz) = builder.grid_idx, builder.grid_dim
         program = x + nx * (y + ny * z)
-        number = seen[twin, program]
+        if builder.grid_dim is not launched[-1]:  # each launch sets one of its own
+            launched.append(builder.grid_dim)
+            for (one, _), calls in seen.items():
+                before[one] = max(before[one], calls)
+        number = seen[twin, program] = max(seen[twin, program], before[twin])
         seen[twin, program] += 1
         grids[twin, number] = (nx, ny, nz)
         if programs is not None and program not in programs:

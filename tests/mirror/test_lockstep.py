@@ -171,6 +171,15 @@ def test_the_members_of_a_tuple_are_compared_one_by_one(seeded: Any) -> None:
     assert (first.twin, first.step, first.output) == ("normalise", "divide", "out[1]")
 
 
+def test_launches_of_grids_that_grow_are_told_apart(seeded: Any) -> None:
+    """Programs that an earlier launch of the kernel did not have belong to the later one."""
+    kernel = "    normalise[(m, batch)]", "    normalise[(1, batch)](o, l, out, m, D=d)\n    normalise[(m, batch)]"
+    emulator = "    normalise(o, l, out)", "    normalise(o[:, :1], l[:, :1], out[:, :1])\n    normalise(o, l, out)"
+    run = lockstep(seeded(kernel=kernel, emulator=emulator), make_case())
+    assert run.ok, str(run.first_difference)
+    assert [run.grids["normalise", launch] for launch in (0, 1)] == [(1, 3, 1), (8, 3, 1)]
+
+
 def test_one_twin_and_some_programs() -> None:
     run = lockstep("mirror_toy", make_case(), twin="normalise", programs=[9, 23])
     assert {m.twin for m in run.maxima} == {"normalise", "launch"}

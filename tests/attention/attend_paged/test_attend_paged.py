@@ -192,6 +192,17 @@ def test_batch_invariant_lockstep() -> None:
 
 
 @pytest.mark.interpreter
+def test_a_list_without_items_in_lockstep() -> None:
+    """Every output of every step, of two walks: the first has no sequence, the second has more programs."""
+    x = paged((40, 64), (60, 90), heads=(2, 1), D=16).build()
+    arrays, named = launch_form(x, 2, unit=2)
+    names = "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens"
+    result = lockstep("attend_paged", dict(zip(names, arrays, strict=True)) | named)
+    assert result.ok, str(result.first_difference)
+    assert result.grids["walk", 0] < result.grids["walk", 1]
+
+
+@pytest.mark.interpreter
 def test_positions_in_lockstep() -> None:
     """Every output of every step, of tokens anywhere: before their keys, behind them, at the same place; of keys behind
     padding.
@@ -294,7 +305,7 @@ BAD_PLANS: list[tuple[Any, str]] = [
     (([300, 40, 9], 2, {}), "plan is of 2 new tokens: must be of the call's, 1"),
     (([300, 40, 9], 1, {"q_heads": 4}), "plan is of 2 query heads to a KV head: must be of the call's, 4"),
     (([300, 40, 9], 1, {"q_heads": 4, "kv_heads": 1}), "plan is of 1 KV heads: must be of the call's, 2"),
-    (([300, 40, 9], 1, {"window": 8}), "plan is of 7 keys seen before a query's own"),
+    (([300, 40, 9], 1, {"window": 8}), "plan is of 7 keys seen before a query's own: must be of the call's, all"),
     (([300, 40, 9], [1, 1, 1], {}), "plan is of ragged new tokens: True: must be of the call's, False"),
     (([300, 40, 9], 1, {"unit": 4}), "plan has units of a fixed size"),
     (([300, 41, 9], 1, {}), r"plan was made of seq_lens\[1\] 41: must be the call's, 40"),

@@ -61,7 +61,8 @@ def integers(name: str, value: Any) -> Int64:
     except ValueError:  # lists that are nested too deeply, or ragged
         raise ValueError(f"{name} is {shown(value)}: must be integers") from None
     if array.dtype.kind not in "iu" and array.size:
-        raise ValueError(f"{name} has dtype {array.dtype}: must be integers")
+        said = f"is {shown(value)}" if array.dtype.kind in "OUS" else f"has dtype {array.dtype}"
+        raise ValueError(f"{name} {said}: must be integers")
     if array.size and (array.max() >> MOST_BITS > 0 or array.min() < -(1 << MOST_BITS)):
         most = array.max() if array.max() >> MOST_BITS > 0 else array.min()
         raise ValueError(f"{name} is {most}: must be integers of {MOST_BITS} bits")

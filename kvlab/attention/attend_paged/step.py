@@ -22,8 +22,9 @@ from kvlab.attention.schedule.config import (
     ScheduleProblem,
 )
 from kvlab.attention.schedule.schedule import Schedule
-from kvlab.common.arrays import on_gpu, same_place, to_torch
-from kvlab.common.checks import flag, is_integer, require, shown
+from kvlab.attention.tiles.pieces import MAX_DEPTH
+from kvlab.common.arrays import on_gpu, same_place, to_numpy, to_torch
+from kvlab.common.checks import flag, integers, is_integer, require, shown
 from kvlab.common.dlpack import as_known
 from kvlab.common.torch_here import is_torch
 from kvlab.staging import ceildiv
@@ -96,7 +97,7 @@ def plan(
     (array([  0, 128, 256, 384, 512], dtype=int32), array([  0, 128, 256, 384, 512], dtype=int32))
     """
     max_keys = UNLIMITED
-    if isinstance(seq_lens, tuple) and len(seq_lens) == 2 and getattr(seq_lens[0], "ndim", 0) == 1:
+    if isinstance(seq_lens, tuple) and len(seq_lens) == 2 and np.ndim(seq_lens[0]) == 1:
         seq_lens, max_keys = seq_lens[0], _positive("max_keys of seq_lens", seq_lens[1])
     seq_lens = as_known({"seq_lens": seq_lens})["seq_lens"]
     if isinstance(new_tokens, tuple) and new_tokens:
@@ -107,22 +108,25 @@ def plan(
         most = int(host(lengths).max())
         require(most <= max_keys, f"seq_lens has {most}", f"at most the max_keys beside it, {max_keys}")
     head_dim, rope_dim = head_dim if isinstance(head_dim, tuple) and len(head_dim) == 2 else (head_dim, None)
-    for name, number in (("q_heads", q_heads), ("kv_heads", kv_heads), ("head_dim", head_dim)):
-        _positive(name, number)
+    q_heads, kv_heads = _positive("q_heads", q_heads), _positive("kv_heads", kv_heads)
+    head_dim = _positive("head_dim", head_dim)
+    require(head_dim <= MAX_DEPTH, f"head_dim is {head_dim}", f"1 to {MAX_DEPTH}")
     whole = is_integer(itemsize) and itemsize > 0
     require(whole or itemsize == FOUR_BITS, f"itemsize is {shown(itemsize)}", "an integer above 0, or 0.5 of 4 bits")
     require(q_heads % kv_heads == 0, f"q_heads is {q_heads}", f"a multiple of kv_heads {kv_heads}")
     if rope_dim is not None:
-        _positive("rope of head_dim", rope_dim)
+        rope_dim = _positive("rope of head_dim", rope_dim)
         require(q_heads == kv_heads, f"kv_heads is {kv_heads} with head_dim (nope, rope)", f"q_heads, {q_heads}")
         _refuse_fixed_units("head_dim (nope, rope)", unit, batch_invariant)
     if v_dim is not None:
-        _positive("v_dim", v_dim)
+        v_dim = _positive("v_dim", v_dim)
         require(kv_heads == 1, f"kv_heads is {kv_heads} with v_dim", "1: all heads have one row")
         fits = rope_dim is None and v_dim < head_dim
         require(fits, f"v_dim is {v_dim} of head_dim {shown(head_dim)}", "less than the columns of a row, of rope too")
         require(starts is None, "new_tokens of each sequence with v_dim", "a number, the same of all")
         _refuse_fixed_units("v_dim", unit, batch_invariant)
+    rows = total * (q_heads // kv_heads)
+    require(rows <= MOST_COST, f"new_tokens has {total}, {rows} rows of a KV head", f"at most {MOST_COST} rows")
     interval = window_interval(causal, window)
     sizes = head_dim, v_dim or head_dim, itemsize, 1, max_keys
     problem = AttendProblem(int(lengths.shape[0]), total, q_heads, kv_heads, *sizes, ragged=starts is not None)
@@ -181,18 +185,21 @@ def _step(seq_lens: Any, new_tokens: Any) -> tuple[Any, Any, int, int]:
     """(lengths ``[B]``, cu_seqlens ``[B + 1]`` or None, new tokens of a sequence or of all, the most that one may
     have): arrays as those that are given.
     """
-    lengths = seq_lens if is_torch(seq_lens) else np.asarray(seq_lens)
+    lengths = seq_lens if is_torch(seq_lens) else integers("seq_lens", seq_lens)
     shape = tuple(lengths.shape)
     require(len(shape) == 1 and min(shape), f"seq_lens has shape {shape}", "[B] with B of at least 1")
     if not on_gpu(lengths):
-        _integers("seq_lens", host(lengths))
-    if isinstance(new_tokens, tuple) and len(new_tokens) in (2, 3) and getattr(new_tokens[0], "ndim", 0) == 1:
+        _integers("seq_lens", lengths)
+    if isinstance(new_tokens, tuple) and len(new_tokens) in (2, 3) and np.ndim(new_tokens[0]) == 1:
         starts, total, *most = new_tokens
-        _positive("total of new_tokens", total)
+        if isinstance(starts, list | tuple):
+            offsets = integers("cu_seqlens_q", starts)
+            starts = to_torch(offsets) if is_torch(lengths) else offsets
+        _positive("total of new_tokens", total, 0)
         require(starts.shape[0] == lengths.shape[0] + 1, f"cu_seqlens_q has shape {tuple(starts.shape)}", "[B + 1]")
-        same_place(seq_lens=lengths if is_torch(lengths) else np.asarray(lengths), cu_seqlens_q=starts)
+        same_place(seq_lens=lengths, cu_seqlens_q=starts)
         check_integers("cu_seqlens_q", starts)
-        longest = _positive("max_seqlen_q of new_tokens", most[0]) if most else total
+        longest = _positive("max_seqlen_q of new_tokens", most[0], 0) if most else total
         if not on_gpu(starts):
             offsets = host(starts).astype(np.int64)
             new = np.diff(offsets)
@@ -203,7 +210,7 @@ def _step(seq_lens: Any, new_tokens: Any) -> tuple[Any, Any, int, int]:
             longest = longest if most else found
         return lengths, starts, int(total), max(int(longest), 1)
     require(not on_gpu(new_tokens), "new_tokens is a tensor on a GPU", "(cu_seqlens_q, total) there")
-    tokens = _integers("new_tokens", host(new_tokens) if is_torch(new_tokens) else new_tokens)
+    tokens = _integers("new_tokens", new_tokens)
     require(tokens.shape in ((), shape), f"new_tokens has shape {tokens.shape}", f"() or {shape}")
     if tokens.ndim == 0:
         return lengths, None, int(tokens), int(tokens)
@@ -238,7 +245,8 @@ def check_plan(given: Schedule, problem: DecodeProblem, left: int, right: int) -
         "right": "{} keys seen behind a query's own",
     }
     for name, words in names.items():
-        theirs, ours = (getattr(one, name) for one in (given.problem, asked))
+        numbers = (getattr(one, name) for one in (given.problem, asked))
+        theirs, ours = ("all" if number == UNLIMITED else number for number in numbers)
         require(theirs == ours, f"plan is of {words.format(theirs)}", f"of the call's, {ours}")
     configs = [one.config for one in given.walks]
     covered = [n for one in configs for n in (one.fewest, one.most)]
@@ -295,10 +303,8 @@ def walks_of_plan(
 
 
 def _integers(name: str, values: Any) -> Array:
-    """Integers from 0 to 10^9."""
-    array = np.asarray(values)
-    require(array.size == 0 or array.dtype.kind in "iu", f"{name} is {shown(values)}", "integers")
-    array = array.astype(np.int64)
+    """Integers from 0 to 10^9, in CPU memory."""
+    array = integers(name, to_numpy(values, name) if is_torch(values) else values)
     wrong = array[(array < 0) | (array > 10**9)]
     require(not wrong.size, f"{name} has {wrong[:1].tolist()[0] if wrong.size else 0}", "integers from 0 to 10^9")
     return array
@@ -310,8 +316,9 @@ def _refuse_fixed_units(beside: str, unit: Any, batch_invariant: bool) -> None:
     require(not fixed, f"{fixed} with {beside}", "left out: units follow from all lengths")
 
 
-def _positive(name: str, number: Any) -> int:
-    require(is_integer(number) and number > 0, f"{name} is {shown(number)}", "an integer above 0")
+def _positive(name: str, number: Any, least: int = 1) -> int:
+    accepted = "an integer above 0" if least else "an integer of at least 0"
+    require(is_integer(number) and number >= least, f"{name} is {shown(number)}", accepted)
     return int(number)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -156,13 +157,24 @@ def test_batch_invariant_units_have_2048_keys_and_a_sequence_at_most_64() -> Non
 @pytest.mark.parametrize("change, words", [
     ({"seq_lens": []}, "seq_lens has shape"),
     ({"seq_lens": [[3]]}, "seq_lens has shape"),
-    ({"seq_lens": [1.5]}, "seq_lens is"),
+    ({"seq_lens": [1.5]}, "seq_lens has dtype float64: must be integers"),
+    ({"seq_lens": None}, "seq_lens is None: must be integers"),
+    ({"seq_lens": [[3], [3, 4]]}, r"seq_lens is \[\[3\], \[3, 4\]\]: must be integers"),
+    ({"seq_lens": torch.tensor([True])}, "seq_lens: dtype is torch.bool"),
+    ({"seq_lens": torch.empty(1, dtype=torch.int32, device="meta")}, "seq_lens is on meta"),
+    ({"seq_lens": np.array([2**63], np.uint64)}, "seq_lens is 9223372036854775808: must be integers of"),
     ({"seq_lens": [4, -1]}, "seq_lens has -1: must be integers from 0"),
     ({"new_tokens": [1, 2]}, "new_tokens has shape"),
     ({"new_tokens": -1}, "new_tokens has -1"),
+    ({"new_tokens": (np.array([0, 4]), 4, 4, 4)}, r"new_tokens is \(array\(\[0, 4\]\), 4, 4, 4\): must be integers"),
+    ({"new_tokens": ([0, 3], 4)}, r"cu_seqlens_q is \[0, 3\]: must be from 0 to 4"),
+    ({"new_tokens": (np.array([0, 4]), torch.tensor(4))}, r"total of new_tokens is a tensor \(\)"),
+    ({"new_tokens": (np.array([0, 4]), -1)}, "total of new_tokens is -1: must be an integer of at least 0"),
+    ({"new_tokens": 10**9, "q_heads": 6}, "new_tokens has 1000000000, 3000000000 rows of a KV head: must be at most"),
     ({"q_heads": 3}, "q_heads is 3: must be a multiple of kv_heads 2"),
     ({"kv_heads": 0}, "kv_heads is 0: must be an integer above 0"),
     ({"head_dim": True}, "head_dim is True"),
+    ({"head_dim": 577}, "head_dim is 577: must be 1 to 576"),
     ({"itemsize": 0.25}, "itemsize is 0.25: must be an integer above 0, or 0.5 of 4 bits"),
     ({"programs": 0}, "programs is 0"),
     ({"unit": -3}, "unit is -3"),
@@ -180,6 +192,19 @@ def test_batch_invariant_units_have_2048_keys_and_a_sequence_at_most_64() -> Non
 def test_bad_input(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         plan(**{"seq_lens": [40], "q_heads": 4, "kv_heads": 2} | change)
+
+
+@pytest.mark.parametrize("call, like", [
+    ({"seq_lens": ([900, 40], 1000), "new_tokens": ([0, 1, 3], 3)},
+     {"seq_lens": (np.array([900, 40]), 1000), "new_tokens": (np.array([0, 1, 3]), 3)}),
+    ({"seq_lens": torch.tensor([900, 40]), "new_tokens": ([0, 1, 3], 3, 2)}, {"new_tokens": [1, 2]}),
+    ({"q_heads": np.int64(4), "kv_heads": np.int32(2), "head_dim": np.uint8(128)}, {}),
+    ({"new_tokens": (np.zeros(3, np.int32), 0)}, {"new_tokens": [0, 0]}),
+], ids=["lists", "a list beside a tensor", "numbers of NumPy", "no new token"])  # fmt: skip
+def test_other_forms_of_one_plan(call: dict[str, Any], like: dict[str, Any]) -> None:
+    one, other = (plan(**{"seq_lens": [900, 40], "q_heads": 4, "kv_heads": 2} | form) for form in (call, like))
+    assert np.array_equal(one.list, other.list)
+    assert one.facts == other.facts
 
 
 def test_a_sequence_that_is_not_there_has_no_order() -> None:

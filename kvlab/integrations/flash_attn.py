@@ -80,6 +80,8 @@ class RaggedOptions(DenseOptions, total=False):
 
     seqused_q: None
     seqused_k: Tensor | None
+    scheduler_metadata: None
+    out: Tensor | None
 
 
 class CacheOptions(Version3Options, total=False):
@@ -158,9 +160,10 @@ def flash_attn_varlen_func(
     block_table    integers ``[B, columns]``: k and v are pages ``[pages, page_size, Hkv, ..]``, of any size, and the
                    keys of a sequence as many as ``cu_seqlens_k`` says, or ``seqused_k`` ``[B]``
     return_attn_probs  return ``(out, lse, None)`` with lse ``[Hq, total]``
+    out            None, or where to write the output, as vLLM gives it; of columns that are a multiple of 8
 
-    The rest: as for :func:`flash_attn_func`. NotImplementedError, besides: seqused_q, and without block_table qv and
-    seqused_k.
+    The rest: as for :func:`flash_attn_func`. NotImplementedError, besides: seqused_q, scheduler_metadata, and without
+    block_table qv and seqused_k.
 
     >>> q, kv, starts = torch.ones(3, 4, 64), torch.ones(5, 2, 64), torch.tensor([0, 1, 3])
     >>> out, lse, _ = flash_attn_varlen_func(
@@ -175,11 +178,11 @@ def flash_attn_varlen_func(
     seqused_k = version_3.get("seqused_k")
     checked_tensors(
         "q k v cu_seqlens_q", q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        alibi_slopes=alibi_slopes, block_table=block_table, seqused_k=seqused_k,
+        alibi_slopes=alibi_slopes, block_table=block_table, seqused_k=seqused_k, out=version_3.get("out"),
     )
     count("max_seqlen_k", max_seqlen_k)
     options = _scores(version_3, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    options |= {"max_seqlen_q": max_seqlen_q, **_of_heads(version_3, q, k, v)}
+    options |= {"max_seqlen_q": max_seqlen_q, "out": version_3.get("out"), **_of_heads(version_3, q, k, v)}
     if block_table is None:
         lacks("keys of a sequence lie one after the other; pages with a block_table may be used in part",
               seqused_k=seqused_k, qv=version_3.get("qv"))
@@ -363,6 +366,7 @@ def _with_whole_rows(operation: Any, arrays: tuple[Tensor, ...], options: dict[s
     q, columns = arrays[0], int(arrays[2].shape[-1])
     short = [max(16 - x.shape[-1], -x.shape[-1] % 8) for x in arrays]
     if max(short) > 0:
+        lacks("q, k and v are filled up with zeros in copies", out=options.get("out"))
         arrays = tuple(torch.nn.functional.pad(x, (0, max(n, 0))) for x, n in zip(arrays, short, strict=True))
         options["scale"] = q.shape[-1] ** -0.5 if options["scale"] is None else options["scale"]
     out, lse = operation(*arrays, **options)

@@ -26,6 +26,7 @@ from kvlab.attention import (
 from kvlab.attention.features.scales import is_fp8
 from kvlab.common.checks import count, require, shown
 
+from . import flash_attn
 from .adapting import checked_tensors, in_names, in_sight, lacks, sight, window_of
 
 DRAFTS = 16
@@ -59,6 +60,21 @@ class UnifiedOptions(TypedDict, total=False):
     sinks: Tensor | None
     kv_cache_dtype: str
     kv_layout: Any
+    backend: Any
+
+
+class FlashOptions(TypedDict, total=False):
+    """Keywords of ``flash_attn_varlen_func``: vLLM's, and the last, kvlab's own."""
+
+    q_descale: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
+    num_splits: int
+    fa_version: int
+    s_aux: Tensor | None
+    cp_world_size: int
+    cp_rank: int
+    cp_tot_seqused_k: None
     backend: Any
 
 
@@ -135,7 +151,7 @@ def concat_and_cache_mla(
 def unified_attention(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, seqused_k: Tensor,
     max_seqlen_k: int, softmax_scale: float | None, causal: bool, window_size: Any, block_table: Tensor,
-    softcap: float | None, q_descale: Tensor | None, k_descale: Any, v_descale: Any,
+    softcap: float | None, q_descale: Tensor | None, k_descale: Any, v_descale: Any, *others: Any,
     **more: Unpack[UnifiedOptions],
 ) -> None:
     """Attention of the new tokens q ``[total, Hq, D]`` of a batch, decodes and prefills, over a cache that holds them:
@@ -152,7 +168,8 @@ def unified_attention(
     kv_cache_dtype  kvlab's own keyword: what bytes of uint8 are
     sinks          ``[Hq]``: a logit of each head that counts as a key without a value
 
-    With up to 16 new tokens a sequence the keys are shared between programs, else each query has one.
+    What is behind ``v_descale`` is given by name (TypeError): releases of vLLM have it in different orders. With up to
+    16 new tokens a sequence the keys are shared between programs, else each query has one.
     NotImplementedError: output_scale, qq_bias, mm_prefix_range, use_alibi_sqrt, caches of other formats, keys split by
     x.
 
@@ -163,6 +180,11 @@ def unified_attention(
     >>> out.unique().tolist()
     [1.0]
     """
+    if others:
+        raise TypeError(
+            f"unified_attention has {16 + len(others)} positional arguments: must be 16, to v_descale; what is behind "
+            "it is given by name, as releases of vLLM have it in different orders"
+        )
     for name, value in more.items():
         if name in LACKING:
             lacks(LACKING[name], None, False, **{name: value})
@@ -179,13 +201,8 @@ def unified_attention(
     k, v = (_viewed(name, cache, more.get("kv_cache_dtype", "auto")) for name, cache in (("k", k), ("v", v)))
     if k.dtype == torch.float8_e5m2:
         raise NotImplementedError(f"k is of {k.dtype}: must be float8_e4m3fn to be attended to; e5m2 can be stored")
-    scales = {}
-    for name, array, scale in (("q", q, q_descale), ("k", k, k_descale), ("v", v, v_descale)):
-        if is_fp8(array) and scale is not None:
-            scales[f"{name}_scale"] = _given(scale)
-        elif scale is not None and (not isinstance(scale, Tensor) or in_sight(scale)):
-            one = isinstance(scale, Tensor | int | float) and bool(torch.as_tensor(scale).eq(1).all())
-            require(one, f"{name}_descale is {shown(scale)}, {name} is of {array.dtype}", "1 but for fp8")
+    descales = _of_fp8(q=(q, q_descale), k=(k, k_descale), v=(v, v_descale))
+    scales = {f"{name}_scale": _given(scale) for name, scale in descales.items()}
     if in_sight(cu_seqlens_q) and cu_seqlens_q.ndim == 1 and cu_seqlens_q.numel() and out.shape[:1] == q.shape[:1]:
         q, out = (rows[: max(int(cu_seqlens_q[-1]), 0)] for rows in (q, out))
     options: dict[str, Any] = {
@@ -203,6 +220,47 @@ def unified_attention(
     else:
         operation: Any = attend_paged if most <= DRAFTS else mha_prefill_paged
         operation(q, k, v, block_table, seqused_k, cu_seqlens_q, max_seqlen_q=most, **options)
+
+
+@in_names(qv="q_v")
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, max_seqlen_q: int, cu_seqlens_q: Tensor, max_seqlen_k: int,
+    cu_seqlens_k: Tensor | None = None, seqused_k: Tensor | None = None, q_v: Tensor | None = None,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Any = None, softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: bool = False, block_table: Tensor | None = None, return_softmax_lse: bool = False,
+    out: Tensor | None = None, scheduler_metadata: None = None, **more: Unpack[FlashOptions],
+) -> Any:
+    """:func:`kvlab.integrations.flash_attn.flash_attn_varlen_func` with the arguments of vLLM's build of
+    flash-attention, in its order: out ``[total, Hq, Dv]``, written to ``out`` if that is given.
+
+    window_size    None, or ``(left, right)``
+    q_v            what flash-attention calls ``qv``
+    q_descale, k_descale, v_descale  ``[B, Hkv]``, as of :func:`unified_attention`
+    return_softmax_lse  return ``(out, lse)``: lse ``[Hq, total]``, +inf for a row without a key
+
+    NotImplementedError, besides: return_attn_probs; cp_world_size, cp_rank and cp_tot_seqused_k of several ranks.
+
+    >>> q, cache, out = torch.ones(3, 4, 64), torch.ones(4, 16, 2, 64), torch.empty(3, 4, 64)
+    >>> _, lse = flash_attn_varlen_func(
+    ...     q, cache, cache, 2, torch.tensor([0, 1, 3]), 20, seqused_k=torch.tensor([20, 5]), softmax_scale=0.0,
+    ...     causal=True, block_table=torch.tensor([[3, 1], [0, 2]]), return_softmax_lse=True, out=out,
+    ...     backend="emulator")
+    >>> out.unique().tolist(), lse[0].exp().round().tolist()
+    ([1.0], [20.0, 4.0, 5.0])
+    """
+    lacks("probabilities are not kept; return_softmax_lse gives the lse", False, return_attn_probs=return_attn_probs)
+    options: Any = dict(more)
+    for name, one in (("cp_world_size", 1), ("cp_rank", 0), ("cp_tot_seqused_k", None)):
+        lacks("kvlab.integrations.distributed shares keys between ranks", one, **{name: options.pop(name, one)})
+    scales = _of_fp8(**{name: (x, options.pop(f"{name}_descale", None)) for name, x in (("q", q), ("k", k), ("v", v))})
+    found = flash_attn.flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        (-1, -1) if window_size is None else window_size, softcap, alibi_slopes, deterministic, True, block_table,
+        seqused_k=seqused_k, qv=q_v, out=out, scheduler_metadata=scheduler_metadata,
+        **{f"{name}_descale": scale for name, scale in scales.items()}, **options,
+    )
+    return found[:2] if return_softmax_lse else found[0]
 
 
 @in_names(out="output", outs="prefix_output and suffix_output", lses="prefix_lse and suffix_lse")
@@ -258,6 +316,18 @@ def _viewed(name: str, cache: Tensor, kv_cache_dtype: Any) -> Tensor:
     require(cache.dtype in (torch.uint8, found), f"{name} has dtype {cache.dtype}",
             f"uint8 or {found}, as kv_cache_dtype is {kv_cache_dtype!r}")
     return cache.view(found)
+
+
+def _of_fp8(**given: tuple[Tensor, Any]) -> dict[str, Any]:
+    """The descales of arrays of fp8 among ``(array, descale)``. ValueError for others than 1, if they are in sight."""
+    found = {}
+    for name, (array, scale) in given.items():
+        if is_fp8(array) and scale is not None:
+            found[name] = scale
+        elif scale is not None and (not isinstance(scale, Tensor) or in_sight(scale)):
+            one = isinstance(scale, Tensor | int | float) and bool(torch.as_tensor(scale).eq(1).all())
+            require(one, f"{name}_descale is {shown(scale)}, {name} is of {array.dtype}", "1 but for fp8")
+    return found
 
 
 def _given(scale: Any) -> Any:

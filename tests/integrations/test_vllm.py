@@ -151,6 +151,43 @@ def test_merge(context: int | None) -> None:
     close(lse.T, expected_lse, torch.float32)
 
 
+@pytest.mark.parametrize("paged", [True, False], ids=["pages", "ragged"])
+def test_flash_attn_varlen_func(paged: bool) -> None:
+    """Its arguments in the order of vLLM's build, as they are printed there; scales of 1 are given beside any cache."""
+    new, lens, one = (3, 1), (20, 9), torch.ones(()).expand(2, HKV)
+    keys = [randn(sum(lens), HKV, D, tag=i) for i in (2, 3)]
+    starts, ends = (torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32) for n in (new, lens))
+    q, out = randn(sum(new), HQ, D), torch.empty(sum(new), HQ, D)
+    held = [torch.zeros(9, PAGE, HKV, D) for _ in keys] if paged else keys
+    if paged:
+        vllm.reshape_and_cache_flash(*keys, *held, slots_of(lens), "auto", 1.0, 1.0, backend="emulator")
+    of_keys = (None, torch.tensor(lens, dtype=torch.int32)) if paged else (ends, None)
+    _, lse = vllm.flash_attn_varlen_func(
+        q, *held, 3, starts, 20, *of_keys, None, 0.0, 0.2, True, [7, 0], 6.0, None, False, False,
+        TABLE[:2] if paged else None, True, out, None, q_descale=one, k_descale=one, v_descale=one, num_splits=0,
+        fa_version=3, s_aux=torch.arange(1.0, HQ + 1), cp_world_size=1, cp_rank=0, backend="emulator")
+    for b, (i, j) in enumerate(itertools.pairwise(starts.tolist())):
+        expected, expected_lse = exact(q[i:j], *(x[ends[b] : ends[b + 1]] for x in keys), causal=True, scale=0.2,
+                                       window=(7, 0), softcap=6.0, sinks=torch.arange(1.0, HQ + 1))
+        close(out[i:j], expected, torch.float32)
+        close(lse[:, i:j].T, expected_lse.reshape(j - i, HQ), torch.float32)
+
+
+def test_what_has_no_order_is_given_by_name() -> None:
+    q, cache = torch.ones(2, HQ, D), torch.ones(9, PAGE, HKV, D)
+    given = [q, cache, cache, torch.empty_like(q), torch.tensor([0, 1, 2]), 1, torch.tensor([20, 3]), 20]
+    given += [None, True, (-1, -1), TABLE[:2], 0.0, None, None, None]
+    with pytest.raises(TypeError, match=r"has 17 positional arguments: must be 16, to v_descale"):
+        vllm.unified_attention(*given, None)
+
+
+def flash(**changed: Any) -> None:
+    q, cache = torch.zeros(2, HQ, D), torch.zeros(9, PAGE, HKV, D)
+    vllm.flash_attn_varlen_func(**{
+        "q": q, "k": cache, "v": cache, "max_seqlen_q": 1, "cu_seqlens_q": torch.tensor([0, 1, 2]), "max_seqlen_k": 20,
+        "seqused_k": torch.tensor([20, 3]), "block_table": TABLE[:2], "backend": "emulator", **changed})
+
+
 def attend(**changed: Any) -> None:
     q, cache = torch.zeros(2, HQ, D), torch.zeros(9, PAGE, HKV, D)
     vllm.unified_attention(**{
@@ -172,6 +209,9 @@ LACKING: dict[str, Any] = {
     "qq_bias is a tensor": lambda: attend(qq_bias=NEW),
     "output_scale is a tensor": lambda: attend(output_scale=NEW),
     "use_alibi_sqrt is True": lambda: attend(use_alibi_sqrt=True),
+    "return_attn_probs is True": lambda: flash(return_attn_probs=True),
+    "cp_world_size is 2": lambda: flash(cp_world_size=2),
+    "scheduler_metadata is a tensor": lambda: flash(scheduler_metadata=NEW),
 }
 WRONG: dict[str, Any] = {
     "k is of uint8 with kv_cache_dtype 'auto': must be told": lambda: attend(k=torch.zeros(9, PAGE, HKV, D).byte()),
@@ -184,6 +224,9 @@ WRONG: dict[str, Any] = {
     "cu_seqlens_q is [0, 2, 2]: must be one token apart": lambda: attend(cu_seqlens_q=torch.tensor([0, 2, 2])),
     "softmax_scale is nan": lambda: attend(softmax_scale=float("nan")),
     "window_size is None": lambda: attend(window_size=None),
+    "k_descale is a tensor (2, 2), k is of torch.float32: must be 1": lambda: flash(k_descale=torch.zeros(2, 2)),
+    "out has shape (1, 6, 32): must be (2, 6, 32)": lambda: flash(out=torch.zeros(1, HQ, D)),
+    "q_v has shape": lambda: flash(q_v=torch.zeros(2, HQ, 5)),
     "q requires grad": lambda: attend(q=torch.zeros(2, HQ, D, requires_grad=True)),
     "key has 1 tokens: must be at least 2": lambda: vllm.reshape_and_cache_flash(
         NEW, NEW, *[torch.zeros(9, PAGE, HKV, D)] * 2, torch.tensor([0, 1]), "auto", 1.0, 1.0),

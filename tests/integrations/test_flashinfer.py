@@ -327,10 +327,14 @@ def decode(planned: Case | None = None, given: Case | None = None, **made: Any) 
     return wrapper.run(**{"q": randn(3, HQ, D), "paged_kv_cache": cache_of("NHD", False)[0], **(given or {})})
 
 
-def prefill(**given: Any) -> Any:
+def prefill_of(starts: torch.Tensor) -> Any:
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(None, backend="emulator")
-    wrapper.plan(torch.arange(4), INDPTR, INDICES, LAST, HQ, HKV, D, PAGE, q_data_type="float32")
-    return wrapper.run(randn(3, HQ, D), cache_of("NHD", False)[0], **given)
+    wrapper.plan(starts, INDPTR, INDICES, LAST, HQ, HKV, D, PAGE, q_data_type="float32")
+    return wrapper
+
+
+def prefill(**given: Any) -> Any:
+    return prefill_of(torch.arange(4)).run(randn(3, HQ, D), cache_of("NHD", False)[0], **given)
 
 
 def test_a_table_of_pages_stands_for_the_lists_in_a_graph() -> None:
@@ -378,6 +382,8 @@ WRONG: dict[str, Any] = {
     "last_page_len[0] is 9: must be 1 to 8": lambda: decode({"last_page_len": LAST + torch.tensor([6, 0, 0])}),
     "indices[1, 1] is 9": lambda: decode({"indices": torch.tensor([7, 0, 4, 2, 9]), "indptr": torch.tensor([0, 3, 5]),
                                           "last_page_len": torch.tensor([3, 8])}, {"q": randn(2, HQ, D)}),
+    "indices[1] is -1: must be 0 to 2147483647": lambda: decode({"indices": INDICES - INDICES[1] - 1}),
+    "paged_kv_indptr has shape (4,): must be that of qo_indptr, (3,)": lambda: prefill_of(torch.arange(3)),
     "sm_scale is 'x'": lambda: decode({"sm_scale": "x"}),
     "window_left is 2: must be None or the plan's, -1": lambda: decode(given={"window_left": 2}),
     "kv_layout is 'HDN'": lambda: decode(kv_layout="HDN"),

@@ -156,6 +156,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Prefill):
         self.hold(qo_indptr, (num_qo_heads, head_dim_qk, num_kv_heads), options, MORE)
         lists = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
         self.lists.hold(*lists, page_size, options.get("max_sequence_kv"))
+        shapes = tuple(paged_kv_indptr.shape), tuple(qo_indptr.shape)
+        require(shapes[0] == shapes[1], f"paged_kv_indptr has shape {shapes[0]}", f"that of qo_indptr, {shapes[1]}")
         self.lay_out(self.lists.lens)
 
     begin_forward = plan

@@ -240,7 +240,10 @@ def to_numpy(array: Any, name: str = "array") -> np.ndarray[Any, Any]:
     _check_plain(array, name)
     dtype, array = dtype_of(array, name), with_addressing_strides(array.detach())
     bits = array if dtype.isbuiltin == 1 else array.view(getattr(sys.modules["torch"], _BITS[dtype.itemsize]))
-    view: np.ndarray[Any, Any] = bits.numpy().view(dtype)
+    try:
+        view: np.ndarray[Any, Any] = bits.numpy().view(dtype)
+    except RuntimeError:  # of a tracer
+        raise ValueError(f"{name} is a {type(array).__name__}: must be a tensor that has values") from None
     return view
 
 

@@ -26,6 +26,7 @@ from kvlab.attention.tiles.pieces import MAX_DEPTH
 from kvlab.common.arrays import on_gpu, same_place, to_numpy, to_torch
 from kvlab.common.checks import flag, integers, is_integer, require, shown
 from kvlab.common.dlpack import as_known
+from kvlab.common.opaque import opaque
 from kvlab.common.torch_here import is_torch
 from kvlab.staging import ceildiv
 
@@ -39,6 +40,7 @@ FOUR_BITS = 0.5
 Array = np.ndarray[Any, Any]
 
 
+@opaque
 def plan(
     seq_lens: Any,
     new_tokens: Any = 1,

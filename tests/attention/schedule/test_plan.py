@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from kvlab.attention import Schedule, plan
 from kvlab.attention.features.intervals import UNLIMITED
@@ -205,6 +206,21 @@ def test_other_forms_of_one_plan(call: dict[str, Any], like: dict[str, Any]) -> 
     one, other = (plan(**{"seq_lens": [900, 40], "q_heads": 4, "kv_heads": 2} | form) for form in (call, like))
     assert np.array_equal(one.list, other.list)
     assert one.facts == other.facts
+
+
+def test_a_graph_of_torch_leaves_it_out() -> None:
+    """A plan that is made in a compiled function breaks the graph; of tensors without values it is refused."""
+    def step(lens: torch.Tensor) -> Any:
+        return plan(lens + 1, q_heads=4, kv_heads=2).list * 1
+
+    lens = torch.tensor([900, 40])
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(step, backend="eager")(lens), step(lens))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="kvlab runs as it is, outside of the graph"):
+        torch.compile(step, backend="eager", fullgraph=True)(lens)
+    with FakeTensorMode() as mode, pytest.raises(ValueError, match="seq_lens is a FakeTensor: must be"):
+        step(mode.from_tensor(lens))
 
 
 def test_a_sequence_that_is_not_there_has_no_order() -> None:

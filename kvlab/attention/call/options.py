@@ -90,7 +90,7 @@ class AttendOptions(QueriedValuesOptions, FeatureOptions, FourBitOptions, RunOpt
     causal: bool | None
     max_seqlen_q: int | None
     kv_layout: KVLayout
-    backend: PortableBackend
+    backend: Backend
 
 
 class MLAPrefillOptions(FeatureOptions, RunOptions, total=False):

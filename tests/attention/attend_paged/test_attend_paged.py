@@ -194,7 +194,7 @@ def test_batch_invariant_lockstep() -> None:
 @pytest.mark.interpreter
 def test_a_list_without_items_in_lockstep() -> None:
     """Every output of every step, of two walks: the first has no sequence, the second has more programs."""
-    x = paged((40, 64), (60, 90), heads=(2, 1), D=16).build()
+    x = paged((20, 30), (17, 17), heads=(4, 2), D=16).build()
     arrays, named = launch_form(x, 2, unit=2)
     names = "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens"
     result = lockstep("attend_paged", dict(zip(names, arrays, strict=True)) | named)

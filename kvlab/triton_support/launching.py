@@ -26,7 +26,7 @@ has kept, by name. None: all are first.
 
 
 def once(again: Again, name: str, make: Callable[[], T]) -> T:
-    """What ``make`` gives at the first launch of a kind, at all that follow.
+    """The result of ``make`` at the first launch of a kind, and the same at those that follow.
 
     >>> again = {}
     >>> [once(again, "sizes", lambda: [size]) for size in (1, 2)], once(None, "sizes", lambda: [3])

@@ -36,6 +36,9 @@ SIZES = [
     Case((1000, 20, 0, 140), heads=(32, 8), D=80, splits=3),
     Case((300, 65), heads=(12, 3), D=96, page=24, storage="hnd"),
     Case((2000,), heads=(16, 4), D=112, S=2, page=64),
+    Case((1000, 20, 0, 140), heads=(16, 4), D=192, splits=3),
+    Case((2000,), heads=(16, 4), D=256, S=2, page=64),
+    Case((300, 65), heads=(12, 3), D=256, page=24, storage="hnd"),
     Case((20, 1, 0), heads=(32, 32), D=128, splits=16),
     Case(tuple(np.random.default_rng(0).integers(0, 700, 300).tolist()), heads=(16, 4), D=128, splits=1),
 ]

@@ -136,7 +136,7 @@ def ring_of(problem: DecodeProblem, tokens: int, schedule: ScheduleConfig) -> Ho
     (32, None)
     """
     rows = schedule.BM
-    sized = problem.itemsize in (1, 2) and has_depths(problem, listed=True) and problem.group * tokens <= rows
+    sized = problem.itemsize in (1, 2) and has_depths(problem) and problem.group * tokens <= rows
     if not sized or not ring_walks(schedule):
         return None
     row = row_of(problem)

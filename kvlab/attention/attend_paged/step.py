@@ -169,7 +169,7 @@ def _chosen(
     tiles = hopper and not batch_invariant and tiles_take(problem)
     walks = choose_walks(
         problem, longest, **machine, batch_invariant=batch_invariant, tiles=tiles,
-        beside=ring and tiles and has_depths(problem, listed=True),
+        beside=ring and tiles and has_depths(problem),
     )
     if ring:
         walks = on_hopper(walks, problem, longest, target.processors, tiles=tiles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from kvlab.common.arrays import add_axis, address_of, dtype_of, element_strides,
 from kvlab.common.checks import require
 
 from .config import MAX_ROWS, choose_config, problem_of
-from .hopper_config import LISTED_ALONE, SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
+from .hopper_config import ROWS, SUPPORTED, WIDE_DEPTHS, choose_hopper, hopper_declined, hopper_lacks
 
 MAX_TOKENS, MAX_TOKENS_BALANCED = 4, 16
 MOST_FULL = 0.4
@@ -157,10 +158,11 @@ class MHADecode(PagedDecode):
             self.over_schedule = not fixed and (lengths_must_differ(pool, table, MOST_FULL) or self.walked_alone(pool))
 
     def walked_alone(self, pool: Any) -> bool:
-        """Tells whether Hopper's kernel has the heads of several sequences over a schedule alone."""
+        """Tells whether Hopper's kernel has the rows of several sequences over a schedule alone."""
         q = self.q
-        deep = q.ndim > 2 and len(q) > 1 and q.shape[-1] in LISTED_ALONE
-        return deep and getattr(pool, "dtype", None) == q.dtype and machine_lacks(q) is None
+        deep = q.ndim > 2 and len(q) > 1 and q.shape[-1] in WIDE_DEPTHS and getattr(pool, "dtype", None) == q.dtype
+        many = deep and math.prod(q.shape[1:-1]) > ROWS * kv_view(pool, self.kv_layout).shape[2]
+        return many and machine_lacks(q) is None
 
 
 def arrays_of_collection(q: Any, cache: Any, layer: int) -> dict[str, Any]:

@@ -15,14 +15,13 @@ from kvlab.common.arrays import dtype_of
 from .config import DecodeProblem, longest_first
 
 SUPPORTED = (
-    "bf16 or fp16 with a cache of that dtype and D = Dv of 64, 80, 96, 112 or 128 (192 or 256 over a schedule), or of "
+    "bf16 or fp16 with a cache of that dtype and D = Dv of 64, 80, 96, 112, 128, 192 or 256, or of "
     "float8_e4m3fn and 128 with scales that are numbers or of heads, at most 16 query rows of a KV head (32 over a "
     "schedule), no mask but the causal one, no softcap or ALiBi, sinks over a schedule alone, pages of multiples of 8 "
     "tokens, caches that start at 16 bytes and whose strides are multiples of 16 bytes"
 )
-DEPTHS = (64, 80, 96, 112, 128)
-LISTED_ALONE = (192, 256)
-LIST_DEPTHS = (*DEPTHS, *LISTED_ALONE)
+WIDE_DEPTHS = (192, 256)
+DEPTHS = (64, 80, 96, 112, 128, *WIDE_DEPTHS)
 AT_ONCE = 128
 """Columns of the warps' sums that are put together at a time."""
 ROWS = 16
@@ -30,6 +29,8 @@ BLOCK = 64
 PANEL = 64
 """Columns of 16 bits of a box."""
 CTAS_PER_PROCESSOR = 2
+WIDE_REGISTERS = {"PRODUCER": 40, "REGISTERS": 255}
+"""Of a thread of a producer and of others, with more than 128 columns of 16 rows."""
 
 
 class HopperDecodeConstants(NamedTuple):
@@ -86,7 +87,7 @@ def hopper_lacks(
     kinds = [dtype_of(x, "q") for x in (q, k_cache, v_cache)]
     if kinds[0].itemsize != 2 or kinds[1] != kinds[2] or (kinds[1] != kinds[0] and not problem.pairs):
         return f"q of dtype {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}"
-    if not has_depths(problem, listed=rows > ROWS):
+    if not has_depths(problem):
         return f"head dimensions {problem.head_dim} and {problem.v_dim}"
     if problem.group * problem.tokens > rows:
         return f"{problem.tokens} new tokens of {problem.group} query heads a KV head"
@@ -104,9 +105,9 @@ def hopper_lacks(
     return None
 
 
-def has_depths(problem: DecodeProblem, *, listed: bool = False) -> bool:
-    """Tells whether the Hopper kernel has the problem's head dimensions; ``listed``: over a schedule."""
-    known = (128,) if problem.pairs else LIST_DEPTHS if listed else DEPTHS
+def has_depths(problem: DecodeProblem) -> bool:
+    """Tells whether the Hopper kernel has the problem's head dimensions."""
+    known = (128,) if problem.pairs else DEPTHS
     return problem.head_dim == problem.v_dim and problem.head_dim in known
 
 
@@ -136,7 +137,7 @@ def choose_hopper(
 
     Two heads a block, whose rows in a page are neighbours; one where the programs then fit the device at once, since
     fewer splits are joined sooner. 64 KB in flight (32 of e4m3), two CTAs an SM: more in flight is slower. A sequence
-    alone has one CTA an SM.
+    alone has one CTA an SM, and so have heads of more than 128 columns, with 192 KB in flight.
 
     >>> problem = DecodeProblem(64, 1, 32, 8, 128, 128, 2, 16, 4096)
     >>> config = choose_hopper(problem)
@@ -146,7 +147,9 @@ def choose_hopper(
     >>> config.grid(), config.constants.HEADS, config.num_splits
     ((128,), 1, 16)
     """
-    rows, places = problem.group * problem.tokens, CTAS_PER_PROCESSOR * processors
+    rows, row = problem.group * problem.tokens, row_of(problem)
+    wide = row["W"] > AT_ONCE
+    places = processors if wide else CTAS_PER_PROCESSOR * processors
     free = num_splits is None and not batch_invariant
     few = free and problem.batch * problem.kv_heads <= places
     heads = 2 if not few and problem.kv_heads % 2 == 0 and 2 * rows <= ROWS else 1
@@ -156,25 +159,25 @@ def choose_hopper(
         splits = fitting_splits(programs, problem.max_keys, processors if problem.batch == 1 else places)
     else:
         splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
-    stages = 4 if problem.pairs and programs * splits <= processors else 2
+    stages = 3 if wide else 4 if problem.pairs and programs * splits <= processors else 2
     bt = BLOCK // heads
     constants = HopperDecodeConstants(
-        HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, **row_of(problem), PAGE=problem.page_size, BT=bt,
+        HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, **row, PAGE=problem.page_size, BT=bt,
         BOX=math.gcd(problem.page_size, bt), NB=stages, PAIRS=problem.pairs,
         LONGEST_FIRST=longest_first(problem.batch, programs, places) if splits == 1 else 0,
-        PARTS=0 if batch_invariant else parts_of(heads * rows, splits),
+        PARTS=0 if batch_invariant else parts_of(heads * rows, splits, row["W"]), **(WIDE_REGISTERS if wide else {}),
     )
     return HopperDecodeConfig(constants, groups, splits, problem.batch)
 
 
-def parts_of(rows: int, splits: int) -> int:
-    """Number of splits that the last program takes at a time, 64 rows in registers. 0 where that were more
-    than two times: a launch that merges has many programs for it.
+def parts_of(rows: int, splits: int, columns: int = AT_ONCE) -> int:
+    """Number of splits that the last program takes at a time, 64 rows of 128 columns in registers. 0 where that were
+    more than two times: a launch that merges has many programs for it.
 
-    >>> parts_of(4, 16), parts_of(8, 16), parts_of(8, 17), parts_of(4, 1)
-    (16, 8, 0, 0)
+    >>> parts_of(4, 16), parts_of(8, 16), parts_of(8, 17), parts_of(4, 1), parts_of(4, 16, 256)
+    (16, 8, 0, 0, 8)
     """
-    parts = 64 // max(4, 1 << (rows - 1).bit_length())
+    parts = 64 * AT_ONCE // max(columns, AT_ONCE) // max(4, 1 << (rows - 1).bit_length())
     return parts if 1 < splits <= 2 * parts else 0
 
 

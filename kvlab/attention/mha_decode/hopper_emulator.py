@@ -243,6 +243,8 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     unit = batch, kv_head, lo, hi, num_keys
     o, o_odd, top, total = yield from attend_keys(cta, unit, None, x.q[batch], features, x.scale_log2, 0)
     #: store    an empty split leaves its partial output alone
+    COLS = min(C.W, AT_ONCE)
+    NEXT = 1 if C.PAIRS else COLS  # columns until those that are put together next
     kv, token, head = rows_of(np.arange(C.ROWS), C)
     sees = num_keys - C.TOKENS + 1 + token > lo
     some, lse, l = normalise(top, total, batch, kv_head, kv, features, C)
@@ -250,16 +252,20 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     store(lse_out, (split, batch, token, heads), lse, mask=kv < C.HEADS)
     rows = split, batch, token[:, None], heads[:, None]
     writes = (kv < C.HEADS) & (sees | (splits == 1))
-    cols = np.arange(C.W) * (2 if C.PAIRS else 1)
+    cols = np.arange(COLS) * (2 if C.PAIRS else 1)
     o = np.where(some[:, None], o * l[:, None], np.float32(0))
     inside = writes[:, None]
     if C.COLUMNS:
         inside = inside & (cols < C.COLUMNS)
     store(out, (*rows, cols), o, mask=inside)
-    if C.PAIRS:
+    if C.PAIRS or C.W > AT_ONCE:
         o_odd = other_columns(cta, o_odd, top)
         o_odd = np.where(some[:, None], o_odd * l[:, None], np.float32(0))
-        store(out, (*rows, cols + 1), o_odd, mask=writes[:, None])
+        cols = cols + NEXT
+        inside = writes[:, None]
+        if C.COLUMNS:
+            inside = inside & (cols < C.COLUMNS)
+        store(out, (*rows, cols), o_odd, mask=inside)
     written = int(writes.sum()) * out[0, 0, 0, 0].nbytes + int((kv < C.HEADS).sum()) * lse.itemsize
     cta.traffic.move("registers->DRAM", written)
     if C.PARTS:

@@ -215,7 +215,9 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
     unit = batch, kv_head, lo, hi, num_keys
     o, o_odd, top, total = attend_keys(unit, None, places, (full, free), queries, terms, 0, C)
     #: store    an empty split leaves its partial output alone
-    OUT: gl.constexpr = results_layout(C.ROWS, C.W)
+    COLS: gl.constexpr = min(C.W, AT_ONCE)
+    NEXT: gl.constexpr = 1 if C.PAIRS else COLS  # columns until those that are put together next
+    OUT: gl.constexpr = results_layout(C.ROWS, COLS)
     kv, token, head = rows_of(gl.arange(0, C.ROWS, layout=gl.SliceLayout(1, OUT)), C)
     sees = num_keys - C.TOKENS + 1 + token > lo
     some, lse, l = normalise(top, total, batch, kv_head, kv, terms, C)
@@ -225,16 +227,20 @@ def consume(item, smem, full, free, queries, terms, results, joined, C: gl.const
     rows = out + split.to(gl.int64) * o_strides.split + batch * o_strides.batch
     rows = rows + token * o_strides.token + heads * o_strides.head
     writes = (kv < C.HEADS) & (sees | (splits == 1))
-    cols = gl.arange(0, C.W, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
+    cols = gl.arange(0, COLS, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
     o = gl.where(some[:, None], o * l[:, None], 0.0)
     inside = writes[:, None]
     if C.COLUMNS:
         inside = inside & (cols < C.COLUMNS)[None, :]
     gl.store(rows[:, None] + cols[None, :], o.to(out.dtype.element_ty), mask=inside)
-    if C.PAIRS:
+    if C.PAIRS or C.W > AT_ONCE:
         o_odd = other_columns(o_odd, places, top, C)
         o_odd = gl.where(some[:, None], o_odd * l[:, None], 0.0)
-        gl.store(rows[:, None] + cols[None, :] + 1, o_odd.to(out.dtype.element_ty), mask=writes[:, None])
+        cols += NEXT
+        inside = writes[:, None]
+        if C.COLUMNS:
+            inside = inside & (cols < C.COLUMNS)[None, :]
+        gl.store(rows[:, None] + cols[None, :], o_odd.to(out.dtype.element_ty), mask=inside)
     if C.PARTS:
         #: join    the splits, where the program is the last to arrive
         groups, counters, j_out, j_strides, j_lse = joined

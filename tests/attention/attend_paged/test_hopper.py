@@ -199,16 +199,18 @@ def test_when_auto_takes_it(
     ((40, 40), 192, {}, True), ((40, 40), 256, {}, True), ((40, 40), 128, {}, False),
     ((40, 40), 192, {"balanced": False}, False), ((40, 40), 256, {"num_splits": 2}, False), ((90,), 192, {}, False),
 ])
-def test_heads_that_the_ring_alone_has_go_over_a_schedule(
-    lens: tuple[int, ...], D: int, options: dict[str, Any], listed: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("S, heads, many", [(1, (17, 1), True), (3, (12, 2), True), (4, (8, 2), False)])
+def test_rows_that_the_ring_alone_has_go_over_a_schedule(
+    lens: tuple[int, ...], D: int, options: dict[str, Any], listed: bool, S: int, heads: tuple[int, int],
+    many: bool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever the lengths of several. Rests on measured times (benchmarks/NOTES.md)."""
+    """More than 16, whatever the lengths of several. Rests on measured times (benchmarks/NOTES.md)."""
     as_if_on(monkeypatch, "sm_90")
     monkeypatch.setattr("kvlab.attention.mha_decode.call.on_gpu", lambda array: True)
-    x = Case(lens, heads=(8, 2), D=D).build()
+    x = Case(lens, heads=heads, D=D, S=S).build()
     told = explain(mha_decode_paged, *x.torch(), **options)
-    assert isinstance(told.config, WalkConfig) == listed
-    assert not listed or told.config.walks[0].ring is not None
+    assert isinstance(told.config, WalkConfig) == (listed and many)
+    assert not (listed and many) or told.config.walks[0].ring is not None
 
 
 @pytest.mark.compile

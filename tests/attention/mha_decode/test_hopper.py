@@ -31,6 +31,8 @@ CASES = [
     Case((40, 17), heads=(4, 2), D=64, storage="wide", dtype="fp16"),
     Case((130, 0, 65), heads=(12, 4), D=80),
     Case((90, 17), heads=(6, 3), D=112, S=2, page=24, storage="hnd", splits=2),
+    Case((130, 0, 65), heads=(8, 2), D=192),
+    Case((200, 17), heads=(6, 3), D=256, S=2, page=24, storage="hnd", splits=2, dtype="fp16"),
 ]
 
 
@@ -86,6 +88,7 @@ SPLIT = [
     Case((150, 20, 0, 3), heads=(8, 8), D=64, S=4, page=8, splits=5),
     Case((700,), heads=(4, 1), D=128, splits=23),
     Case((300, 0, 40), heads=(6, 2), D=96, splits=5, dtype="fp16"),
+    Case((200, 0, 70), heads=(6, 3), D=192, splits=3),
     FeatureCase((100, 1), heads=(8, 4), D=128, S=2, kv=FP8, scales="head", splits=3),
 ]
 
@@ -184,6 +187,7 @@ def test_arrays_that_it_does_not_take() -> None:
     "arch, changes, backend, reason",
     [
         ("sm_90", {}, "hopper", "torch tensors on sm_90"),
+        ("sm_90", {"D": 256}, "hopper", "torch tensors on sm_90"),
         ("sm_100", {}, "triton", "not the Hopper kernel: a GPU of sm_100"),
         ("sm_90", {"sinks": True}, "triton", "not the Hopper kernel: sinks"),
         ("sm_90", {"page": 8}, "triton", "not the Hopper kernel: pages of 8 tokens, whose boxes are many"),
@@ -254,6 +258,8 @@ MATRIX: list[Case | FeatureCase] = [
     Case((1100,), heads=(32, 8), D=128),
     Case((70,) * 3, heads=(32, 8), D=80, splits=1),
     Case((1100,), heads=(32, 8), D=112),
+    Case((70,) * 3, heads=(16, 4), D=192, page=64, splits=1),
+    Case((1100,), heads=(16, 4), D=256),
     FeatureCase((70,) * 3, heads=(32, 8), D=128, kv=FP8, scales="head", splits=1),
     FeatureCase((70,), heads=(3, 3), D=128, kv=FP8, S=2, splits=2, dtype="fp16"),
 ]
@@ -263,7 +269,9 @@ MATRIX: list[Case | FeatureCase] = [
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
 @pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_compiled(case: Case | FeatureCase) -> None:
-    """No spills, two CTAs on an SM, every 16 bytes read once by ldmatrix, and as many products as a block needs."""
+    """No spills, two CTAs on an SM (one of 256 columns), every 16 bytes read once by ldmatrix, and as many products as
+    a block needs.
+    """
     import torch
 
     from kvlab.attention.mha_decode import hopper
@@ -278,9 +286,10 @@ def test_compiled(case: Case | FeatureCase) -> None:
     count, W = made.instructions, C.W
     assert made.spills == 0
     assert made.stack == 0
-    assert made.registers * made.num_warps <= 128 * 8
+    ctas = 2 if W <= 128 else 1
+    assert made.registers * made.num_warps * ctas <= 2048
     assert made.shared <= shared_bytes(C)
-    assert 2 * (shared_bytes(C) + 1024) <= SHARED["sm_90"] + 1024
+    assert ctas * (shared_bytes(C) + 1024) <= SHARED["sm_90"] + 1024
     assert count["LDSM"] == 2 * 16 * W // 256  # x4: 512 bytes a warp
     assert count["HMMA"] == 2 * (2 if C.PAIRS else 1) * 16 * W // 128
     assert count["UTMALDG"] == 2 * (W // 64) * (C.BT // C.BOX)

@@ -134,6 +134,7 @@ CHUNKS = [
     MixedCase(((300, 2000), (90, 900), (40, 41)), (10, 2), 112, "fp16", form="paged", page=32, window=300),
     MixedCase(((300, 2000), (90, 900), (40, 41)), (24, 8), 128, form="paged", kv="fp8", scales="head", hnd=True),
     MixedCase(((130, 900), (64, 700), (1, 3000), (0, 40), (33, 33), (6, 20)), (8, 2), 192, form="paged"),
+    MixedCase(((300, 2000), (90, 900), (40, 41)), (6, 2), 192, form="paged", page=64),
     MixedCase(((300, 6000), (17, 17), (129, 4000), (3, 0), (70, 20)), (8, 1), 256, "fp16", form="paged", page=64),
     MixedCase(((300, 2000), (90, 900)), (6, 2), 256, form="paged", page=32, causal=False, softcap=20.0),
     MixedCase(((300, 2000), (90, 900), (40, 41)), (8, 2), 192, DV=128, form="paged", sinks=True),

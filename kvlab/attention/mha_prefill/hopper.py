@@ -84,7 +84,7 @@ def attend(
     bars = (q_full, q_free, k_full, k_free, v_full, v_free)
     q_s = operand(q_box, C.BM, C.DEPTH, C.NQ * C.NC * C.D // COLS)
     k_s = operand(k_box, C.BN, C.DEPTH, C.NR * C.D // STORED)
-    v_s = operand(v_box, C.BN, C.COLUMNS if C.REST else C.DV, C.NR * C.DV // STORED)
+    v_s = operand(v_box, C.BN, C.COLUMNS if C.PRODUCTS > 1 else C.DV, C.NR * C.DV // STORED)
     raw = (k_s, v_s)
     if C.STORED < C.ITEM:
         k_s = gl.allocate_shared_memory(dq.dtype, [C.NB, C.BN, C.D], TILE_LAYOUT)

@@ -21,8 +21,8 @@ from .config import PrefillInputs, PrefillProblem
 HEAD_DIMS = (
     (64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (128, 64), (192, 128), (192, 192), (256, 256),
 )
-"""Head dimensions of q and k, and of v. Shared memory has whole panels of 64 columns, of V a power of two of them: TMA
-fills those behind a row with zeros.
+"""Head dimensions of q and k, and of v. Shared memory has whole panels of 64 columns: TMA fills those behind a row with
+zeros.
 """
 FP8_DIMS = ((128, 128),)
 """The same where K and V are e4m3."""
@@ -87,9 +87,9 @@ class HopperPrefillConstants(NamedTuple):
     TOGETHER: 0, or tiles are those of a work list (:mod:`kvlab.attention.schedule`), so many of a sequence side by
     side, key blocks of LISTED keys, the beginning of a unit OVERHEAD of them, HEADS KV heads items of their own. WORDS
     tell of a tile.
-    LAZY: a row's top stays until its maximum is 2^8 times as much. REST: P V is two products, of 64 columns of V and of
-    so many more; 0: one, of DV columns. TURNS: the consumers issue their products in turn. CHAINS: a thread finds the
-    maximum of a row in four registers and its sum in two, in which less waits.
+    LAZY: a row's top stays until its maximum is 2^8 times as much. PRODUCTS: P V is so many, of 64 columns of V each,
+    the last of what is left; or one, of DV columns. TURNS: the consumers issue their products in turn. CHAINS: a thread
+    finds the maximum of a row in four registers and its sum in two, in which less waits.
     """
 
     D: int
@@ -131,7 +131,7 @@ class HopperPrefillConstants(NamedTuple):
     LISTED: int = 128
     WORDS: int = 8
     LAZY: bool = False
-    REST: int = 0
+    PRODUCTS: int = 1
     TURNS: bool = False
     CHAINS: bool = False
 
@@ -204,7 +204,7 @@ def hopper_declined(problem: PrefillProblem, left: int, *, batch_invariant: bool
         return f"a window with heads of {problem.value_dim}, for which there are not enough registers"
     if not batch_invariant and problem.group > 1 and problem.max_q * problem.group <= 128:
         return "the heads of a KV head fit one tile together"
-    return gluon_lacks(wide=True) if columns > 128 else None
+    return gluon_lacks(wide=True) if columns > 192 else None
 
 
 def shared_columns(problem: PrefillProblem) -> tuple[int, int, int]:
@@ -213,22 +213,21 @@ def shared_columns(problem: PrefillProblem) -> tuple[int, int, int]:
 
     >>> sizes = {"itemsize": 2, "kv_itemsize": 2}
     >>> [shared_columns(PrefillProblem(1, 9, 1, 1, D, D, **sizes)) for D in (64, 80, 96, 112, 192)]
-    [(64, 64, 64), (128, 128, 80), (128, 128, 96), (128, 128, 128), (192, 256, 192)]
+    [(64, 64, 64), (128, 128, 80), (128, 128, 96), (128, 128, 128), (192, 192, 192)]
     """
-    of_k, of_v = -(-problem.head_dim // 64) * 64, 64
-    while of_v < problem.value_dim:
-        of_v *= 2
+    of_k, of_v = (-(-columns // 64) * 64 for columns in (problem.head_dim, problem.value_dim))
     rest = problem.head_dim % 64
     return of_k, of_v, of_k if rest > 32 else problem.head_dim
 
 
-def rest_of(problem: PrefillProblem) -> int:
-    """Columns of the second of two products with V, 0 where it is one: 16 besides 64 take less time than 128, 32 more.
+def products_of(problem: PrefillProblem) -> int:
+    """Number of products with V. A tile has a power of two of columns: 192 are three times 64. Of 80, 16 besides 64
+    take less time than 128 (of 96, 32 more).
 
-    >>> [rest_of(PrefillProblem(1, 9, 1, 1, D, D, itemsize=2, kv_itemsize=2)) for D in (64, 80, 96)]
-    [0, 16, 0]
+    >>> [products_of(PrefillProblem(1, 9, 1, 1, D, D, itemsize=2, kv_itemsize=2)) for D in (64, 80, 96, 192)]
+    [1, 2, 1, 3]
     """
-    return 16 if problem.value_dim == 80 else 0
+    return {80: 2, 192: 3}.get(problem.value_dim, 1)
 
 
 def tall_tiles(rows: int, *, bounded: bool) -> bool:
@@ -247,7 +246,7 @@ def tall_tiles(rows: int, *, bounded: bool) -> bool:
 def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefillConfig:
     """The configuration of a call that the kernel can do."""
     (D, DV, depth), item, features = shared_columns(problem), problem.itemsize, inputs.features
-    small, wide, mask, widened = D == 64, max(D, DV), features.mask, problem.converted
+    small, mask, widened = D == 64, features.mask, problem.converted
     window = mask.left < UNLIMITED
     page = inputs.k.shape[1] if inputs.sequences.table is not None else 0
     bounded = mask.right < UNLIMITED
@@ -258,7 +257,8 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     three = three and (not bounded or (sixteen and mask.right % 128 == 0))
     three = three and tall_tiles(problem.max_q, bounded=bounded)
     turns = three and sixteen
-    BM, NC, NB, BN = 64, 3 if three else 2, 3 if small else 2, 64 if wide == 256 or widened else 128
+    products = products_of(problem)
+    BM, NC, NB, BN = 64, 3 if three else 2, 3 if small or products == 3 else 2, 64 if DV > 128 or widened else 128
     rows = BM * NC
     num_keys = inputs.k.shape[1]
     ragged_k = inputs.sequences.cu_k is not None
@@ -267,17 +267,18 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     # Tiles begin where blocks of keys do: the last keys of its rows lie in the first block of a tile, or of a consumer
     # that passes over those before. No other needs a mask. (Consumers that pass over blocks need registers, e4m3, too.)
     aligned = bounded and not (window or widened) and mask.right % BN == 0
-    aligned = aligned and (three or rows == BN or BN <= BM) and (known or (wide <= 192 and item == 2))
+    aligned = aligned and (three or rows == BN or BN <= BM) and (known or (DV <= 192 and item == 2))
     skip = aligned and (three or BN <= BM)
     fixed = D <= 128 and not widened and 0 < features.softcap * LOG2E <= FIXED_MOST
     fixed = fixed and bool(dtype_of(inputs.q, "q") == bfloat16)
     plain = aligned and not features.softcap > 0 and (known or D <= 64)
     overlap = small and not (fixed or plain or turns)
-    rest = rest_of(problem)
-    late = 128 <= wide <= 192 and not rest and item == 2 and (bounded or window) and not features.softcap > 0
+    late = D >= 128 >= DV and products == 1 and item == 2 and (bounded or window) and not features.softcap > 0
+    late = late or products == 3
     step = BM if skip else rows
     before = (num_keys - problem.max_q) % step if known else step - 1  # rows a first tile lacks, at most
-    many = 0 < page < 32 and wide <= 192 and item == 2  # page numbers of a block
+    many = 0 < page < 32 and BN > 64 and item == 2  # page numbers of a block
+    in_registers = widened or products == 3 or (small and not (three or many or features.softcap > 0))
     if not sixteen:
         registers = WIDENED if widened else EIGHT_SEEN if whole and not bounded and not window else EIGHT
     else:
@@ -291,10 +292,9 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
         CLEAN=ragged_k or page > 0, FIXED=fixed, HOLD=1 if late or turns else 2 * overlap, EARLY=overlap or item == 1,
-        ROUNDS=2 if wide > 128 else 1, EQUAL=known and not bounded and not window,
-        Q_REGISTERS=widened or (small and not (three or many or features.softcap > 0)), ITEM=item,
-        STORED=problem.kv_itemsize, **registers._asdict(), LAZY=skip and not three, REST=rest,
-        TURNS=rest > 0 or turns, CHAINS=turns,
+        ROUNDS=3 if products == 3 else 2 if D > 128 else 1, EQUAL=known and not bounded and not window,
+        Q_REGISTERS=in_registers, ITEM=item, STORED=problem.kv_itemsize, **registers._asdict(),
+        LAZY=skip and not (three or products == 3), PRODUCTS=products, TURNS=products == 2 or turns, CHAINS=turns,
     )
     together = 1
     if bounded or problem.ragged:
@@ -329,7 +329,7 @@ def listed_constants(
 ) -> HopperPrefillConstants:
     """Constants of the kernel that walks a work list whose key blocks have 128 keys: tiles of 128 rows. K and V that
     are widened lie in shared memory twice, and Q in registers, as the tensor cores' reads fill the banks: 64 keys. As
-    many of heads of more than 128, of those of 256 columns with one buffer of Q, and O leaves in two parts.
+    many of heads of more than 128; of values of more than 128 with one buffer of Q, and O leaves in parts.
 
     >>> problem = PrefillProblem(1, 1, 32, 8, head_dim=128, value_dim=128, itemsize=2, kv_itemsize=2)
     >>> C = listed_constants(problem, 16, Features(), together=4, overhead=1)
@@ -337,21 +337,22 @@ def listed_constants(
     (4, 128, 230400)
     """
     (D, DV, depth), item = shared_columns(problem), problem.itemsize
-    wide = max(D, DV)
-    mask, BN = features.mask, 64 if problem.converted or wide > 128 else 128
+    mask, BN = features.mask, 64 if problem.converted or D > 128 else 128
     window, bounded = mask.left < UNLIMITED, mask.right < UNLIMITED
-    small, many, full = wide == 64, BN // page > 4, wide == 256
-    NB = 3 if small else 2
+    small, many, full = D == 64, BN // page > 4, DV > 128
+    products = products_of(problem)
+    NB = 3 if small or products == 3 else 2
     registers = WIDENED if problem.converted else EIGHT if item == 1 else MANY_PAGES if many else PAGED
     return HopperPrefillConstants(
         D=D, DV=DV, DEPTH=depth, COLUMNS=problem.value_dim, NC=2, NQ=1 if full else 2, NB=NB, NR=NB, BN=BN,
         BOX=min(page, BN), PAGE=page, RAGGED_Q=True, RAGGED_K=False, FIRST=True, MASKED=bounded or window,
         ALIGNED=False, SKIP=False, WINDOW=window, CLEAN=True, FIXED=False,
-        HOLD=2 if small else 1 if (bounded or window) and not (full or features.softcap > 0) else 0,
-        EARLY=small or item == 1, ROUNDS=2 if full else 1, EQUAL=False, Q_REGISTERS=problem.converted, ITEM=item,
+        HOLD=2 if small else 1 if products == 3 or ((bounded or window) and not (full or features.softcap > 0)) else 0,
+        EARLY=small or item == 1, ROUNDS=3 if products == 3 else 2 if full else 1, EQUAL=False,
+        Q_REGISTERS=problem.converted or products == 3, ITEM=item,
         STORED=problem.kv_itemsize, **registers._asdict(), PACK=problem.group, ODD=problem.group not in BOX_GROUPS,
-        TOGETHER=together, HEADS=heads, OVERHEAD=overhead, WORDS=16, REST=rest_of(problem),
-        TURNS=rest_of(problem) > 0,
+        TOGETHER=together, HEADS=heads, OVERHEAD=overhead, WORDS=16, PRODUCTS=products,
+        TURNS=products == 2,
     )
 
 

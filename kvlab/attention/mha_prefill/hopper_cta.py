@@ -186,13 +186,12 @@ class HopperPrefillCTA(PartitionedCTA):
         return Fragments(words, p.map)
 
     def accumulate(self, me: Warps, p: Fragments, b: int, o: Fragments) -> Fragments:
-        """O += P V: P from registers, V from shared memory, transposed by the unit if of 16 bits. Started, as two
-        products with REST.
+        """O += P V: P from registers, V from shared memory, transposed by the unit if of 16 bits. Started, as PRODUCTS.
         """
         C, v_at = self.C, self.places.tiles["v"][b]
-        for _ in range(1 + (C.REST > 0)):
+        for _ in range(C.PRODUCTS):
             self.hazards.read_async(self.places.whole("v", b, me), "v wgmma", b)
-        self.traffic.move("SMEM->tensor cores", v_at.rows * (64 + C.REST) * 2 if C.REST else v_at.nbytes)
+        self.traffic.move("SMEM->tensor cores", v_at.rows * C.COLUMNS * 2 if C.PRODUCTS > 1 else v_at.nbytes)
         if self.C.ITEM == 2:
             return self.multiply_pv(p, v_at, o)
         return self.multiply_pv_transposed(p.values, v_at, o)

@@ -284,7 +284,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
     max_q, max_k, left, right = x.sizes
     it = 0
     j = 0
-    if C.REST:  # what is in O's box behind the last column is stored nowhere
+    if DV > C.COLUMNS and C.PRODUCTS > 1:  # what is in O's box behind the last column is stored nowhere
         cta.write(me, cta.places.tiles["o"][W], np.zeros((BM, DV), cta.dtype), "o", W)
     if C.TURNS and W == NC - 1:
         cta.turn[0].arrive(me)
@@ -323,6 +323,8 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         if C.ODD:
             gather_rows(cta, x, me, u, head, row, q_first, num_q)
         q = cta.query(me, u)
+        if C.Q_REGISTERS and C.NQ == 1:  # the producer may fetch the next Q
+            cta.arrive(me, q_free[u])
         #: scores -> s    S = Q K^T of the last block
         yield k_full[b], (it // C.NB) & 1
         s = cta.scores(me, q, u, b)
@@ -368,7 +370,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             o = cta.accumulate(me, weights, vb, o)
             if C.TURNS:
                 cta.turn[(W + 1) % NC].arrive(me)
-            cta.wait_mma(me, 1 + (C.REST > 0))
+            cta.wait_mma(me, C.PRODUCTS)
             cta.arrive(me, k_free[b])
             #: mask -> s    the features of scores, keys that a row does not see
             if C.FIXED:  # the softmax caps them
@@ -413,7 +415,8 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             cta.clean_rows(me, "v", b, first, end)
         #: accumulate -> o    O += P V of the first block
         weights = cta.operand_p(p)
-        cta.arrive(me, q_free[u])  # the producer may fetch the next Q
+        if not (C.Q_REGISTERS and C.NQ == 1):
+            cta.arrive(me, q_free[u])
         yield v_full[b], (it // C.NB) & 1
         if C.EARLY:
             cta.wait_mma(me, 0)

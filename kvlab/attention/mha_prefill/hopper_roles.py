@@ -204,7 +204,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
     DV: gl.constexpr = C.DV
     NC: gl.constexpr = C.NC
     S_LAYOUT: gl.constexpr = accumulator(BN, 32 // C.ITEM)  #- layout
-    O_LAYOUT: gl.constexpr = accumulator(PANEL if C.REST else DV, 32 // C.ITEM)  #- layout
+    O_LAYOUT: gl.constexpr = accumulator(PANEL if C.PRODUCTS > 1 else DV, 32 // C.ITEM)  #- layout
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=4 // C.ITEM)  #- layout
     SHIFT: gl.constexpr = 8.0 if C.ITEM == 1 else 0.0  # e4m3 has weights up to 2^8
     q_s, k_s, v_s, o_s, o_box = smem  #- launch
@@ -215,7 +215,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
     max_q, max_k, left, right = sizes
     it = 0
     j = 0
-    if C.REST:  # what is in O's box behind the last column is stored nowhere
+    if DV > C.COLUMNS and C.PRODUCTS > 1:  # what is in O's box behind the last column is stored nowhere
         o_s.index(W).store(gl.zeros([BM, DV], o_s.dtype, layout=accumulator(DV, 16)))
     if C.TURNS and W == NC - 1:
         named_barrier("arrive", TURN[0], 256)
@@ -254,10 +254,12 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  #- layout; never read (use_acc=False)
         if C.ODD:
             gather_rows(q_s, u, queries, head, row, q_first, num_q, C)
-        q = query(q_s, u, S_LAYOUT, C.Q_REGISTERS)
+        q = query(q_s, u, S_LAYOUT, C)
+        if C.Q_REGISTERS and C.NQ == 1:  # the producer may fetch the next Q
+            mbarrier.arrive(q_free.index(u), count=1)
         #: scores -> s    S = Q K^T of the last block
         mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
-        s = multiply_qk(q, q_s, k_s, u, b, zero, C.DEPTH)
+        s = multiply_qk(q, k_s, b, zero, C.DEPTH)
         s = hopper.warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_free.index(b), count=1)
         #: mask -> s    the features of scores, keys that a row does not see
@@ -290,7 +292,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
             if C.TURNS:
                 named_barrier("sync", TURN[W], 256)
-            s = multiply_qk(q, q_s, k_s, u, b, zero, C.DEPTH)
+            s = multiply_qk(q, k_s, b, zero, C.DEPTH)
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
@@ -300,7 +302,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             o = multiply_pv(weights, v_s, vb, o, C)
             if C.TURNS:
                 named_barrier("arrive", TURN[(W + 1) % NC], 256)
-            s = hopper.warpgroup_mma_wait(1 + (C.REST > 0), deps=(s,))
+            s = hopper.warpgroup_mma_wait(C.PRODUCTS, deps=(s,))
             mbarrier.arrive(k_free.index(b), count=1)
             #: mask -> s    the features of scores, keys that a row does not see
             if C.FIXED:  # the softmax caps them
@@ -347,7 +349,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             clean_rows(v_s, b, first, end, BN, DV)
         #: accumulate -> o    O += P V of the first block
         weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)
-        mbarrier.arrive(q_free.index(u), count=1)  # the producer may fetch the next Q
+        if not (C.Q_REGISTERS and C.NQ == 1):
+            mbarrier.arrive(q_free.index(u), count=1)
         mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
         if C.EARLY:
             o = wait_mma(o, 0)

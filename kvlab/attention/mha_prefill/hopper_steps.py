@@ -323,42 +323,51 @@ def gather_rows(q_s, u, queries, head, row, q_first, num_q, C: gl.constexpr):
 
 
 @gluon.jit
-def query(q_s, w, S_LAYOUT: gl.constexpr, Q_REGISTERS: gl.constexpr):
-    """Q of buffer w, in registers if it is to be there."""
-    q = q_s.index(w)
-    if Q_REGISTERS:
-        q = q.load(gl.DotOperandLayout(operand_index=0, parent=S_LAYOUT, k_width=2))
+def query(q_s, w, S_LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Q of buffer w as products take it, panel by panel unless they have a power of two of columns; in registers if it
+    is to be there.
+    """
+    PANELS: gl.constexpr = 1 if C.DEPTH & (C.DEPTH - 1) == 0 else C.D // PANEL
+    q = ()
+    for c in gl.static_range(PANELS):
+        panel = q_s.index(w * PANELS + c)
+        if C.Q_REGISTERS:
+            panel = panel.load(gl.DotOperandLayout(operand_index=0, parent=S_LAYOUT, k_width=2))
+        q = q + (panel,)  # type: ignore[assignment]
     return q
 
 
 @gluon.jit
-def multiply_qk(q, q_s, k_s, w, b, zero, D: gl.constexpr):
-    """S = Q K^T of D columns, started: one product where they are a power of two, otherwise panel by panel."""
-    if D & (D - 1) == 0:
-        return hopper.warpgroup_mma(q, k_s.index(b).permute((1, 0)), zero, use_acc=False, is_async=True)
+def multiply_qk(q, k_s, b, zero, D: gl.constexpr):
+    """S = Q K^T of D columns, started, panel by panel of Q."""
     s = zero
-    PANELS: gl.constexpr = (D + PANEL - 1) // PANEL
-    for c in gl.static_range(PANELS):
-        q = q_s.index(w * PANELS + c)
-        k = k_s.index(b * PANELS + c)
-        if D - c * PANEL < PANEL:
-            q = q.slice(0, D - c * PANEL, 1)
+    for c in gl.static_range(len(q)):
+        part = q[c]
+        k = k_s.index(b * len(q) + c)
+        if len(q) > 1 and D - c * PANEL < PANEL:
+            part = part.slice(0, D - c * PANEL, 1)
             k = k.slice(0, D - c * PANEL, 1)
-        s = hopper.warpgroup_mma(q, k.permute((1, 0)), s, use_acc=c > 0, is_async=True)
+        s = hopper.warpgroup_mma(part, k.permute((1, 0)), s, use_acc=c > 0, is_async=True)
     return s
+
+
+@gluon.jit
+def no_columns(COLS: gl.constexpr, C: gl.constexpr):
+    """COLS columns of O before the first product."""
+    BM: gl.constexpr = C.BM
+    zeros = gl.zeros([BM, COLS], gl.float32, layout=accumulator(COLS, 32 // C.ITEM))
+    return hopper.warpgroup_mma_init(zeros)
 
 
 @gluon.jit
 def no_output(C: gl.constexpr):
     """O before the first product: as many pieces as P V has products."""
-    BM: gl.constexpr = C.BM
-    FIRST: gl.constexpr = PANEL if C.REST else C.DV
-    o = (hopper.warpgroup_mma_init(gl.zeros([BM, FIRST], gl.float32, layout=accumulator(FIRST, 32 // C.ITEM))),)
-    if C.REST:
-        REST: gl.constexpr = C.REST
-        rest = gl.zeros([BM, REST], gl.float32, layout=accumulator(REST, 16))
-        o = o + (hopper.warpgroup_mma_init(rest),)  # type: ignore[assignment]
-    return o
+    PRODUCTS: gl.constexpr = C.PRODUCTS
+    LAST: gl.constexpr = C.COLUMNS - (PRODUCTS - 1) * PANEL if PRODUCTS > 1 else C.DV
+    o = ()
+    for _ in gl.static_range(1, PRODUCTS):
+        o = o + (no_columns(PANEL, C),)  # type: ignore[assignment]
+    return o + (no_columns(LAST, C),)
 
 
 @gluon.jit
@@ -369,9 +378,9 @@ def multiply_pv(p, v_s, b, o, C: gl.constexpr):
         v = v_s.index(b * len(o) + i)
         if v_s.dtype.primitive_bitwidth == 8:
             v = v.permute((1, 0))
-        if i > 0:
-            v = v.slice(0, C.REST, 1)
-            p = gl.convert_layout(p, gl.DotOperandLayout(0, accumulator(C.REST, 16), 2))
+        if i > 0 and C.COLUMNS - i * PANEL < PANEL:
+            v = v.slice(0, C.COLUMNS - i * PANEL, 1)
+            p = gl.convert_layout(p, gl.DotOperandLayout(0, accumulator(C.COLUMNS - i * PANEL, 16), 2))
         out = out + (hopper.warpgroup_mma(p, v, o[i], is_async=True),)  # type: ignore[assignment]
     return out
 
@@ -506,11 +515,14 @@ def store_tile(w, o, page, row, head, desc, o_s, o_box, C: gl.constexpr):
         store_columns(w, rounded(o, o_s.dtype), page, row, head, 0, desc, o_s, o_box, C.DV, C.COLUMNS)
     else:
         BM: gl.constexpr = C.BM
-        HALF: gl.constexpr = C.DV // 2
-        left_half, right_half = o[0].to(o_s.dtype).reshape([BM, 2, HALF]).permute((0, 2, 1)).split()
-        store_columns(w, (left_half,), page, row, head, 0, desc, o_s, o_box, HALF, C.COLUMNS)
-        tma.store_wait(0)
-        store_columns(w, (right_half,), page, row, head, HALF, desc, o_s, o_box, HALF, C.COLUMNS)
+        COLS: gl.constexpr = C.DV // C.ROUNDS
+        parts = rounded(o, o_s.dtype)
+        if len(o) == 1:
+            parts = parts[0].reshape([BM, 2, COLS]).permute((0, 2, 1)).split()
+        for i in gl.static_range(len(parts)):
+            if i > 0:
+                tma.store_wait(0)
+            store_columns(w, (parts[i],), page, row, head, i * COLS, desc, o_s, o_box, COLS, C.COLUMNS)
 
 
 @gluon.jit

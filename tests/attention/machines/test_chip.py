@@ -31,7 +31,7 @@ from kvlab.memory import bfloat16, float8_e4m3fn
 ROOT = Path(__file__).parents[3]
 RECORDS = ROOT / "tests" / "data" / "hardware"
 SINCE = {"ROWS": "16", "DEPTH": "128", "PACK": "1", "TOGETHER": "0", "OVERHEAD": "0", "WORDS": "8",
-         "NR": "2", "LISTED": "128", "REST": "0", "HEADS": "1"}
+         "NR": "2", "LISTED": "128", "PRODUCTS": "1", "HEADS": "1"}
 """Numbers that were no field of a configuration when the record was made: those that all kernels then had."""
 NO_OTHER_COLUMNS = {"decode": "0", "prefill": "128"}
 """The same of COLUMNS: decode's are those of a row where there is no number, prefill's the head's."""

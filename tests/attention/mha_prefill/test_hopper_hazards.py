@@ -54,7 +54,7 @@ CASES = {
     "widened": Case(((256, 384),), heads=(4, 2), D=128, kv="fp8"),  # K and V come as e4m3
 }
 DENSE, RAGGED = ((200, 300),) * 2, ((0, 5), (70, 200), (3, 0), (65, 130))
-SHAPES = [(64, 64), (128, 128), (192, 128), (256, 256)]
+SHAPES = [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)]
 SILENT = [
     *(Case(DENSE, heads=(2, 1), D=D, DV=DV, causal=causal) for D, DV in SHAPES for causal in (False, True)),
     *(Case(RAGGED, heads=(4, 2), D=D, DV=DV, form="ragged") for D, DV in SHAPES),
@@ -251,8 +251,8 @@ def fits(row: dict[str, Any]) -> bool:
 GRID = all_pairs(
     fits,
     form=(("dense", 16), ("ragged", 16), ("paged", 16), ("paged", 64), ("paged", 128)),
-    dims=((64, 64, "bf16", None), (128, 128, "fp16", None), (192, 128, "bf16", None), (256, 256, "bf16", None),
-          (128, 128, "fp8", "fp8"), (128, 128, "bf16", "fp8")),
+    dims=((64, 64, "bf16", None), (128, 128, "fp16", None), (192, 128, "bf16", None), (192, 192, "bf16", None),
+          (256, 256, "bf16", None), (128, 128, "fp8", "fp8"), (128, 128, "bf16", "fp8")),
     window=(None, 1, 2, 7, (0, 3), (5, None), 130),
     softcap=(0.0, 20.0), sinks=(False, True), scales=("", "head"), causal=(True, False), order=tuple(ORDERS),
     processors=(1, 3),

@@ -167,8 +167,7 @@ class Walk:
 
     def lists_items(self, problem: DecodeProblem) -> bool:
         """Tells whether items are others than the sequences, one each in their order."""
-        ragged = isinstance(problem, AttendProblem) and problem.ragged
-        return ragged or problem.tokens * problem.group > self.schedule.rows or self.schedule.heads > 1
+        return self.schedule.lists_items(schedule_problem(problem, UNLIMITED, 0))
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def heads_apart(one: Walk, problem: DecodeProblem) -> Walk:
 
 def few_items(schedule: ScheduleConfig, problem: DecodeProblem) -> bool:
     """Tells whether a list of all items of these sizes is made in little time."""
-    return schedule.most_items(schedule_problem(problem, UNLIMITED, 0)) <= 2 * WIDE
+    return schedule.most_items(schedule_problem(problem, UNLIMITED, 0)) <= 4 * WIDE
 
 
 def side_by_side(config: WalkConfig, problem: DecodeProblem, processors: int) -> WalkConfig:

@@ -42,7 +42,7 @@ MOST_UNITS = 64
 MOST_COST = 2**31 - 1
 INVARIANT_KEYS = 2048
 """Keys of a unit that is the same in every batch."""
-WIDE = 1024
+WIDE = 512
 """Sequences, items or teams that a list is made of at a time."""
 
 
@@ -113,7 +113,7 @@ class ScheduleConfig:
     unit      key blocks of a unit, counted from the item's first; 0: units end where a team has its share
     fewest, most  new tokens of the sequences that are in the list
     sharing   None, or how the processors are shared with another list: some teams then have nothing to do
-    heads     1, a team has a sequence's KV heads side by side; or all of them, each is an item of its own
+    heads     1, a team has a sequence's KV heads side by side; or in how many groups they are, each an item of its own
 
     >>> config = ScheduleConfig(programs=396)
     >>> config.lanes(8), config.teams(8), config.grid(8)
@@ -129,7 +129,6 @@ class ScheduleConfig:
     unit: int = 0
     fewest: int = 1
     most: int = UNLIMITED
-    num_warps: int = 4
     sharing: Sharing | None = None
     heads: int = 1
 
@@ -166,8 +165,18 @@ class ScheduleConfig:
         """
         rows = problem.tokens * problem.group
         if problem.cumulative:
-            return min(problem.tokens, problem.batch + rows // self.rows) * self.heads
+            most = problem.batch * -(-min(self.most, problem.tokens) * problem.group // self.rows)
+            return min(problem.tokens, problem.batch + rows // self.rows, most) * self.heads
         return problem.batch * -(-rows // self.rows) * self.heads
+
+    def lists_items(self, problem: ScheduleProblem) -> bool:
+        """Tells whether items are others than the sequences, one each in their order."""
+        each = self.fewest <= problem.tokens <= self.most and problem.tokens * problem.group <= self.rows
+        return problem.cumulative or self.heads > 1 or not each
+
+    def wide(self, problem: ScheduleProblem) -> int:
+        """Items or teams that are looked at together, where a list is made."""
+        return wide(max(self.most_items(problem), self.teams(problem.kv_heads) + 1))
 
     def list_size(self, problem: ScheduleProblem) -> int:
         """Integers of a list: its head, the first unit of each item and the end of the last, each item's sequence and
@@ -187,19 +196,10 @@ def list_parts(most_items: int) -> tuple[int, int, int, int]:
     return starts, sequences, sequences + most_items, sequences + 2 * most_items
 
 
-def halvings(most_items: int) -> int:
-    """Halvings of a range of so many items until one is left.
-
-    >>> halvings(1), halvings(64), halvings(65)
-    (0, 6, 7)
-    """
-    return max(most_items - 1, 0).bit_length()
-
-
-def wide(batch: int) -> int:
-    """Sequences, items or teams that are looked at together: a power of two.
+def wide(count: int) -> int:
+    """Of so many sequences, items or teams those that are looked at together: a power of two.
 
     >>> wide(5), wide(4096)
-    (16, 1024)
+    (16, 512)
     """
-    return min(WIDE, max(16, 1 << (batch - 1).bit_length())) if batch else 16
+    return min(WIDE, max(16, 1 << (count - 1).bit_length())) if count else 16

@@ -10,7 +10,7 @@ from kvlab.attention.features.intervals import key_count, key_range
 from kvlab.attention.tiles.masked import load, store
 from kvlab.staging import ceildiv
 
-from .config import HEAD, MOST_UNITS, ScheduleConfig, ScheduleProblem, Sharing, halvings, list_parts, wide
+from .config import HEAD, MOST_UNITS, ScheduleConfig, ScheduleProblem, Sharing, list_parts, wide
 
 Array = np.ndarray[Any, Any]
 
@@ -83,27 +83,27 @@ def work_list(
     """Write the work list of a step: which items there are, what they cost, and where each team begins."""
     #: setup    where the parts of the list lie
     batches, tokens, group = problem.batch, problem.tokens, problem.group  #- launch
-    WIDE, ROWS = wide(batches), config.rows  #- launch
+    BATCHES, WIDE, ROWS = wide(batches), config.wide(problem), config.rows  #- launch
+    LISTED = config.lists_items(problem)  #- launch
     left, right, max_keys = problem.left, problem.right, problem.max_keys  #- launch
     teams, least = config.teams(problem.kv_heads), config.least  #- launch
     most_items = config.most_items(problem)  #- launch
-    HALVINGS = halvings(most_items)  #- launch
     parts = list_parts(most_items)  #- address
     fields, starts, sequences, tiles, firsts = (list_array[at:] for at in (0, *parts))  #- address
     sharing = config.sharing  #- launch
     most_wide = 0 if sharing is None else sharing.most  #- launch
-    for at in range(0, most_items, WIDE):
-        #: clear
+    for at in range(0, 2 * most_items + teams + 1, WIDE):
+        #: clear    sequences, tiles and firsts, in which ends and beginnings are counted
         index = at + np.arange(WIDE, dtype=np.int32)
-        store(sequences, (index,), 0, mask=index < most_items)
-        store(tiles, (index,), 0, mask=index < most_items)
-    #: begin -> items    no item yet
-    items = np.int32(0)
+        store(sequences, (index,), 0, mask=index <= 2 * most_items + teams)
+    #: begin -> items, uncounted, few_work, many_work    each sequence an item, or none yet
+    items = np.int32(0) if LISTED else np.int32(batches)
+    uncounted = np.int32(batches) if LISTED else np.int32(0)
     few_work = np.int32(0)
     many_work = np.int32(0)
-    for at in range(0, batches, WIDE):
+    for at in range(0, uncounted, BATCHES):
         #: sequences -> count, behind, items    where sequences end: at each place how many do, with how many items
-        batch = at + np.arange(WIDE, dtype=np.int32)
+        batch = at + np.arange(BATCHES, dtype=np.int32)
         inside = batch < batches
         num_keys = key_count(load(seq_lens, (batch,), mask=inside, other=0), max_keys)
         new = new_tokens_of(cu_seqlens, batch, tokens, inside)
@@ -126,15 +126,19 @@ def work_list(
     ended = np.int32(0)
     passed = np.int32(0)
     for at in range(0, items, WIDE):
-        #: items -> batch, ended, item, passed, cost, total    each in its sequence; costs become places of first units
+        #: items -> batch, item, cost, total    each in its sequence; costs become places of first units
         index = at + np.arange(WIDE, dtype=np.int32)
         there = index < items
-        ends = load(sequences, (index,), mask=there, other=0)
-        batch = np.cumsum(ends) + ended
-        ended = ended + np.sum(ends)
-        counts = load(tiles, (index,), mask=there, other=0)
-        item = index - np.cumsum(counts) - passed
-        passed = passed + np.sum(counts)
+        batch = index
+        item = index * 0
+        if LISTED:
+            ends = load(sequences, (index,), mask=there, other=0)
+            counts = load(tiles, (index,), mask=there, other=0)
+            batch = np.cumsum(ends) + ended
+            item = index - np.cumsum(counts) - passed
+            if at + WIDE < items:
+                ended = ended + np.sum(ends)
+                passed = passed + np.sum(counts)
         store(sequences, (index,), batch, mask=there)
         store(tiles, (index,), item, mask=there)
         num_keys = key_count(load(seq_lens, (batch,), mask=there, other=0), max_keys)
@@ -150,21 +154,24 @@ def work_list(
     value = np.where(field == 0, share, np.where(field == 1, total, np.where(field == 2, items, 0)))
     store(fields, (field,), value, mask=field < HEAD)
     store(starts, (items,), total, mask=items >= 0)
+    for at in range(0, items, WIDE):
+        #: begins -> team    the first team whose share begins in an item or behind it
+        index = at + np.arange(WIDE, dtype=np.int32)
+        start = load(starts, (index,), mask=index < items, other=0)
+        team = start // share
+        team = team + (team * share < start).astype(np.int32)
+        add_at(firsts, team, 1, (index < items) & (team <= teams))
+    #: before -> begun
+    begun = np.int32(-1)
     for at in range(0, teams + 1, WIDE):
-        #: teams -> team, place, found, step    teams, and the one behind the last; their first places
+        #: teams -> found, begun    teams, and the one behind the last: the last item that begins there or before
         team = at + np.arange(WIDE, dtype=np.int32)
-        place = team * share
-        found = team * 0
-        step = (1 << HALVINGS) // 2
-        for _ in range(HALVINGS):
-            #: halve -> further, found, step    the last item that begins there or before
-            further = found + step
-            there = further < items
-            start = load(starts, (further,), mask=there, other=0)
-            found = np.where(there & (start <= place), further, found)
-            step = step // 2
+        beginning = load(firsts, (team,), mask=team <= teams, other=0)
+        found = np.cumsum(beginning) + begun
+        if at + WIDE <= teams:
+            begun = begun + np.sum(beginning)
         #: first_item    of each; that behind the last item where no unit is left
-        store(firsts, (team,), np.where(place < total, found, items), mask=team <= teams)
+        store(firsts, (team,), np.where(team * share < total, found, items), mask=team <= teams)
 
 
 def team_items(

@@ -12,7 +12,7 @@ from kvlab.triton_support.launching import Again, first_launch, once, relaunched
 
 from .config import HEAD as _HEAD
 from .config import MOST_UNITS as _MOST_UNITS
-from .config import ScheduleConfig, ScheduleProblem, halvings, wide
+from .config import ScheduleConfig, ScheduleProblem, wide
 
 HEAD = tl.constexpr(_HEAD)
 MOST_UNITS = tl.constexpr(_MOST_UNITS)
@@ -90,10 +90,12 @@ def work_list(
     seq_lens_ptr, cu_seqlens_ptr, list_ptr, seq_lens_batch, batches, most_items, max_keys, tokens, fewest, most, group,
     left, right, teams, least, sharing, most_wide,
     ROWS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, UNIT: tl.constexpr,
-    CUMULATIVE: tl.constexpr, WIDE: tl.constexpr, HALVINGS: tl.constexpr, EARLY: tl.constexpr, BESIDE: tl.constexpr,
+    CUMULATIVE: tl.constexpr, LISTED: tl.constexpr, BATCHES: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):
-    """Write the work list of a step: which items there are, what they cost, and where each team begins. EARLY: the
-    launch behind this one begins meanwhile. BESIDE: this one did so, too, and ends behind the one before.
+    """Write the work list of a step: which items there are, what they cost, and where each team begins; BATCHES
+    sequences and WIDE items or teams are looked at together. EARLY: the launch behind this one begins meanwhile.
+    BESIDE: this one did so, too, and ends behind the one before.
     """
     #: setup    where the parts of the list lie
     let_next_begin(EARLY)  #- wait
@@ -101,19 +103,19 @@ def work_list(
     sequences_ptr = starts_ptr + most_items + 1  #- address
     tiles_ptr = sequences_ptr + most_items  #- address
     firsts_ptr = tiles_ptr + most_items  #- address
-    for at in range(0, most_items, WIDE):
-        #: clear
+    for at in range(0, 2 * most_items + teams + 1, WIDE):
+        #: clear    sequences, tiles and firsts, in which ends and beginnings are counted
         index = at + tl.arange(0, WIDE)
-        tl.store(sequences_ptr + index, 0, mask=index < most_items)
-        tl.store(tiles_ptr + index, 0, mask=index < most_items)
-    #: begin -> items    no item yet
+        tl.store(sequences_ptr + index, 0, mask=index <= 2 * most_items + teams)
+    #: begin -> items, uncounted, few_work, many_work    each sequence an item, or none yet
     tl.debug_barrier()  #- wait
-    items = 0
+    items = 0 if LISTED else batches
+    uncounted = batches if LISTED else 0
     few_work = 0
     many_work = 0
-    for at in range(0, batches, WIDE):
+    for at in range(0, uncounted, BATCHES):
         #: sequences -> count, behind, items    where sequences end: at each place how many do, with how many items
-        batch = at + tl.arange(0, WIDE)
+        batch = at + tl.arange(0, BATCHES)
         inside = batch < batches
         num_keys = key_count(tl.load(seq_lens_ptr + batch * seq_lens_batch, mask=inside, other=0), max_keys)
         new = new_tokens_of(cu_seqlens_ptr, batch, tokens, inside, CUMULATIVE)
@@ -137,16 +139,20 @@ def work_list(
     ended = 0
     passed = 0
     for at in range(0, items, WIDE):
-        #: items -> batch, ended, item, passed, cost, total    each in its sequence; costs become places of first units
+        #: items -> batch, item, cost, total    each in its sequence; costs become places of first units
         index = at + tl.arange(0, WIDE)
         there = index < items
-        ends = tl.load(sequences_ptr + index, mask=there, other=0)
-        batch = tl.cumsum(ends, 0) + ended
-        ended = ended + tl.sum(ends, 0)
-        counts = tl.load(tiles_ptr + index, mask=there, other=0)
-        item = index - tl.cumsum(counts, 0) - passed
-        passed = passed + tl.sum(counts, 0)
-        tl.debug_barrier()  #- wait; several threads have read a place
+        batch = index
+        item = index * 0
+        if LISTED:
+            ends = tl.load(sequences_ptr + index, mask=there, other=0)
+            counts = tl.load(tiles_ptr + index, mask=there, other=0)
+            batch = tl.cumsum(ends, 0) + ended
+            item = index - tl.cumsum(counts, 0) - passed
+            if at + WIDE < items:
+                ended = ended + tl.sum(ends, 0)
+                passed = passed + tl.sum(counts, 0)
+            tl.debug_barrier()  #- wait; several threads have read a place
         tl.store(sequences_ptr + index, batch, mask=there)
         tl.store(tiles_ptr + index, item, mask=there)
         num_keys = key_count(tl.load(seq_lens_ptr + batch * seq_lens_batch, mask=there, other=0), max_keys)
@@ -164,21 +170,26 @@ def work_list(
     tl.store(list_ptr + field, value, mask=field < HEAD)
     tl.store(starts_ptr + items, total, mask=items >= 0)
     tl.debug_barrier()  #- wait
+    for at in range(0, items, WIDE):
+        #: begins -> team    the first team whose share begins in an item or behind it
+        index = at + tl.arange(0, WIDE)
+        start = tl.load(starts_ptr + index, mask=index < items, other=0)
+        team = start // share
+        team = team + (team * share < start).to(tl.int32)
+        add_at(firsts_ptr, team, 1, (index < items) & (team <= teams))
+    #: before -> begun
+    tl.debug_barrier()  #- wait
+    begun = -1
     for at in range(0, teams + 1, WIDE):
-        #: teams -> team, place, found, step    teams, and the one behind the last; their first places
+        #: teams -> found, begun    teams, and the one behind the last: the last item that begins there or before
         team = at + tl.arange(0, WIDE)
-        place = team * share
-        found = team * 0
-        step = (1 << HALVINGS) // 2
-        for _ in range(HALVINGS):
-            #: halve -> further, found, step    the last item that begins there or before
-            further = found + step
-            there = further < items
-            start = tl.load(starts_ptr + further, mask=there, other=0)
-            found = tl.where(there & (start <= place), further, found)
-            step = step // 2
+        beginning = tl.load(firsts_ptr + team, mask=team <= teams, other=0)
+        found = tl.cumsum(beginning, 0) + begun
+        if at + WIDE <= teams:
+            begun = begun + tl.sum(beginning, 0)
         #: first_item    of each; that behind the last item where no unit is left
-        tl.store(firsts_ptr + team, tl.where(place < total, found, items), mask=team <= teams)
+        tl.debug_barrier()  #- wait; several threads have read a place
+        tl.store(firsts_ptr + team, tl.where(team * share < total, found, items), mask=team <= teams)
 
 
 @triton.jit
@@ -212,8 +223,8 @@ def launch(
             config.fewest, config.most, problem.group, problem.left, problem.right, config.teams(problem.kv_heads),
             config.least, config.sharing, 0 if config.sharing is None else config.sharing.most, ROWS=config.rows,
             HEADS=config.heads, BLOCK=config.block, OVERHEAD=config.overhead, UNIT=config.unit,
-            CUMULATIVE=cu_seqlens is not None, WIDE=wide(problem.batch), HALVINGS=halvings(config.most_items(problem)),
-            EARLY=early, BESIDE=beside, num_warps=config.num_warps,
+            CUMULATIVE=cu_seqlens is not None, LISTED=config.lists_items(problem), BATCHES=wide(problem.batch),
+            WIDE=config.wide(problem), EARLY=early, BESIDE=beside, num_warps=max(4, config.wide(problem) // 32),
             **({"launch_pdl": True} if beside else {}),
         )
     return (out,)

@@ -94,13 +94,13 @@ class Schedule(Drawn):
 
     @property
     def item(self) -> Array:
-        """Number of each item among its sequence's, of one KV head where heads are items of their own."""
+        """Number of each item among its sequence's, of one group of KV heads where these are items of their own."""
         return self._part(2) // self.config.heads
 
     @property
     def item_heads(self) -> Array:
         """First KV head of each item."""
-        return self._part(2) % self.config.heads
+        return self._part(2) % self.config.heads * (self.problem.kv_heads // self.config.heads)
 
     def _part(self, which: int, more: int = 0) -> Array:
         at = list_parts(self.config.most_items(self.problem))[which]

@@ -26,7 +26,7 @@ def test_the_twins_mirror_each_other() -> None:
     report = check("schedule")
     assert report.ok
     ((_, kernel, _),) = report.twins
-    steps = "setup clear begin sequences at_work zero items share teams halve first_item"
+    steps = "setup clear begin sequences at_work zero items share begins before teams first_item"
     assert [step.marker.name for step in kernel.steps] == steps.split()
 
 
@@ -34,7 +34,7 @@ def test_the_twins_mirror_each_other() -> None:
     ("kernel", "tl.maximum(tl.cdiv(total, at_work), least)", "tl.maximum(tl.cdiv(total, least), at_work)"),
     ("emulator", "np.cumsum(count) + items", "np.cumsum(count) - items"),
     ("kernel", "index - tl.cumsum(counts, 0) - passed", "index - tl.cumsum(counts, 0) - ended"),
-    ("kernel", "there & (start <= place)", "there & (start < place)"),
+    ("kernel", "(team * share < start)", "(team * share <= start)"),
     ("emulator", "row + ROWS, tokens * group) - 1", "row + ROWS, tokens * group)"),
     ("kernel", "sharing.room // sharing.lanes", "sharing.lanes // sharing.room"),
     ("emulator", "new <= sharing.few", "new < sharing.few"),
@@ -50,7 +50,7 @@ def case(seed: int) -> tuple[np.ndarray, np.ndarray | None, ScheduleProblem, Sch
     batch = rnd.choice([1, 5, 30, 200, 1100])
     lens = np.array([rnd.choice([0, 1, 15, 16, 17, rnd.randint(0, 500), rnd.randint(0, 9000)]) for _ in range(batch)])
     new = np.array([rnd.choice([0, 1, 1, rnd.randint(0, 60), rnd.randint(0, 200)]) for _ in lens])
-    cumulative, kv_heads = rnd.random() < 0.5, rnd.choice([1, 2])
+    cumulative, kv_heads = rnd.random() < 0.5, rnd.choice([1, 2, 4])
     tokens = int(np.minimum(new, lens).sum()) if cumulative else rnd.randint(1, 40)
     cu_seqlens = np.concatenate([[0], np.cumsum(np.minimum(new, lens))]).astype(np.int32) if cumulative else None
     most, left, right = rnd.choice([4096, UNLIMITED]), rnd.choice([UNLIMITED, 100]), rnd.choice([0, 7])
@@ -62,7 +62,8 @@ def case(seed: int) -> tuple[np.ndarray, np.ndarray | None, ScheduleProblem, Sch
     lanes, wide = kv_heads, rnd.choice([1, 4]) * kv_heads
     ratio, room = rnd.choice([1, 14, 56]), rnd.choice([1, 2])
     sharing = Sharing(rnd.choice([5, 132]), 4, 9, 128, 16, 128, 4, 1, ratio, lanes, wide, room)
-    config = ScheduleConfig(*sizes, sharing=rnd.choice([None, sharing]), heads=rnd.choice([1, kv_heads]))
+    groups = rnd.choice([1, kv_heads, -(-kv_heads // 2)])
+    config = ScheduleConfig(*sizes, sharing=rnd.choice([None, sharing]), heads=groups)
     return lens.astype(rnd.choice([np.int32, np.int64])), cu_seqlens, problem, config
 
 
@@ -143,7 +144,7 @@ def test_compiled(seed: int, target: str, monkeypatch: pytest.MonkeyPatch) -> No
     caught, hopper = Caught(kernel.work_list), target == "sm_90"
     monkeypatch.setattr(kernel, "work_list", caught)
     tensors: list[Any] = [None if array is None else to_torch(array) for array in (lens, cu_seqlens)]
-    kernel.launch(*tensors, problem=problem, config=replace(config, num_warps=4), early=hopper, beside=hopper)
+    kernel.launch(*tensors, problem=problem, config=config, early=hopper, beside=hopper)
     ((grid, arguments),) = caught.calls
     assert arguments.pop("launch_pdl", False) == hopper
     made = as_launched(caught.fn, arguments, target)

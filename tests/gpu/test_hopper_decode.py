@@ -48,6 +48,9 @@ PAIRS = [
     FeatureCase((4096, 100), heads=(32, 8), D=128, kv=FP8, scales="number", page=64),
     FeatureCase((1070, 3), heads=(6, 3), D=128, S=2, page=8, kv=FP8, scales="number", splits=2),
     FeatureCase((700, 64), heads=(8, 8), D=128, dtype="fp16", page=64, kv=FP8, storage="hnd"),
+    FeatureCase((4096, 100, 0), heads=(32, 8), D=64, kv=FP8, scales="head", page=64),
+    FeatureCase((1070, 3), heads=(6, 3), D=80, S=2, page=8, kv=FP8, scales="number", splits=2),
+    FeatureCase((3000,), heads=(16, 4), D=112, S=2, kv=FP8),
 ]
 
 

@@ -52,8 +52,8 @@ def random_case(seed: int, rows: tuple[int, int]) -> Case | FeatureCase:
                  for _ in range(rnd.choice([1, 5, 12, 40])))
     heads, page = (kv_heads * group, kv_heads), rnd.choice([16, 16, 32, 48, 64])
     if S <= 4 and rnd.random() < 0.4:
-        return FeatureCase(lens, heads=heads, D=128, S=S, page=page, kv=FP8, scales=rnd.choice(["head", "number"]),
-                           sinks=rnd.random() < 0.5, seed=seed)
+        return FeatureCase(lens, heads=heads, D=rnd.choice([64, 80, 112, 128, 128]), S=S, page=page, kv=FP8,
+                           scales=rnd.choice(["head", "number"]), sinks=rnd.random() < 0.5, seed=seed)
     if S <= 4 and rnd.random() < 0.4:
         return FeatureCase(lens, heads=heads, D=64, S=S, page=page, sinks=True, seed=seed)
     return Case(lens, heads, rnd.choice([64, 80, 96, 112, 128]), page, rnd.choice(["bf16", "fp16"]), S,
@@ -76,6 +76,9 @@ DEPTHS = [
     Case((700, 0, 5000), (4, 1), 112, S=8, dtype="fp16"), FeatureCase((5000, 0, 33), heads=(4, 2), D=80, sinks=True),
     FeatureCase((5000, 0, 33, 4000), heads=(8, 1), D=112, S=4, sinks=True),
     FeatureCase((9000, 70), heads=(32, 2), D=96, sinks=True, dtype="fp16"),
+    FeatureCase((20_000, 0, 65, 900), heads=(8, 2), D=64, kv=FP8, scales="head", sinks=True),
+    FeatureCase((3000, 17, 0), heads=(8, 1), D=64, S=4, page=64, kv=FP8, scales="number"),
+    FeatureCase((3000, 17, 500), heads=(8, 1), D=96, S=4, kv=FP8, storage="hnd"),
 ]
 
 

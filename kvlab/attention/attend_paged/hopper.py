@@ -15,10 +15,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, add_sink, barriers, box_descriptor, key_count, view
+from kvlab.attention.hopper.kernel import add_sink, barriers, box_descriptor, key_count, view
 from kvlab.attention.mha_decode.hopper_roles import attend_keys, normalise, other_columns
 from kvlab.attention.mha_decode.hopper_roles import produce as bring
-from kvlab.attention.mha_decode.hopper_steps import AT_ONCE, TILE_LAYOUT, results_layout, rows_of
+from kvlab.attention.mha_decode.hopper_steps import AT_ONCE, panel, results_layout, rows_of, swizzled
 from kvlab.attention.tiles.strides import RowStrides, leading_strides
 from kvlab.triton_support.dependents import let_next_begin, wait_for_launch_before
 from kvlab.triton_support.launching import Again
@@ -81,7 +81,7 @@ def consume(walked, smem, bars, queries, terms, lists, problem, results, C: gl.c
     COLS: gl.constexpr = min(C.W, AT_ONCE)
     NEXT: gl.constexpr = 1 if C.PAIRS else COLS  # columns until those that are put together next
     OUT: gl.constexpr = results_layout(C.ROWS, COLS)
-    D: gl.constexpr = 2 * C.W if C.PAIRS else C.COLUMNS if C.COLUMNS else C.W
+    D: gl.constexpr = C.COLUMNS if C.COLUMNS else 2 * C.W if C.PAIRS else C.W
     done = 0
     for item in range(first_item, last_item):
         #: unit -> o, top, total, done    its rows against its keys
@@ -139,14 +139,17 @@ def walk(
     scale_log2, v_factor, numbers, problem, pages, q_strides, o_strides, lse_strides, C: gl.constexpr, L: gl.constexpr,
 ):
     """The query rows of HEADS KV heads of item after item, against the keys of a team's units."""
+    PANEL: gl.constexpr = panel(C.W)
     PANELS: gl.constexpr = C.W // PANEL
+    BOXED: gl.constexpr = swizzled(C.W, 4)
+    TILE: gl.constexpr = swizzled(C.W, 3)
     BOXES: gl.constexpr = C.BT // C.BOX
     NB: gl.constexpr = C.NB
     KEYS: gl.constexpr = C.BN // 4
     W: gl.constexpr = C.W
     R: gl.constexpr = C.ROWS
-    k_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOX_LAYOUT)
-    v_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOX_LAYOUT)
+    k_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOXED)
+    v_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOXED)
     COLS: gl.constexpr = min(W, AT_ONCE)
     sums = gl.allocate_shared_memory(gl.float32, [4, R, COLS], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
     tops = gl.allocate_shared_memory(gl.float32, [8, R], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
@@ -155,8 +158,8 @@ def walk(
     fence_async_shared()  # TMA arrives at these barriers
     wait_for_launch_before(L.EARLY and not L.BESIDE)
     let_next_begin(L.EARLY)  # what is behind this launch may read what it waited for
-    k_s = view(k_box, [NB, 4, KEYS, W], TILE_LAYOUT)
-    v_s = view(v_box, [NB, 4, KEYS, W], TILE_LAYOUT)
+    k_s = view(k_box, [NB, 4, KEYS, W], TILE)
+    v_s = view(v_box, [NB, 4, KEYS, W], TILE)
     groups = problem.lanes // C.HEADS
     team = gl.program_id(0) // groups
     kv_head = gl.program_id(0) % groups * C.HEADS
@@ -188,8 +191,8 @@ def pointers_of(
 ) -> tuple[Any, ...]:
     """The pointers of a launch. arrays : q, K and V as words of 16 bits, table, lengths, cu_seqlens and list."""
     q, k, v, *others = arrays
-    boxes = one.ring.BOX, one.ring.HEADS
-    descriptors = (box_descriptor(x, boxes, BOX_LAYOUT, name, again) for name, x in (("k", k), ("v", v)))
+    boxes, layout = (one.ring.BOX, one.ring.HEADS), gl.constexpr(swizzled(one.ring.W, 4))
+    descriptors = (box_descriptor(x, boxes, layout, name, again) for name, x in (("k", k), ("v", v)))
     return *descriptors, q, *others, feature_arrays(f), *results
 
 

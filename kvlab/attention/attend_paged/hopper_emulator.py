@@ -13,12 +13,11 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.sinks import add_sink
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.mha_decode.hopper_config import AT_ONCE
-from kvlab.attention.mha_decode.hopper_cta import HopperDecodeCTA, places_of
+from kvlab.attention.mha_decode.hopper_cta import HopperDecodeCTA, boxes_of, places_of
 from kvlab.attention.mha_decode.hopper_emulator import attend_keys, normalise, other_columns, rows_of
 from kvlab.attention.mha_decode.hopper_emulator import produce as bring
 from kvlab.attention.schedule.config import list_parts
 from kvlab.attention.tiles.masked import store
-from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Traffic, ceildiv
 
 from .config import AttendProblem, Walk
@@ -151,8 +150,7 @@ def walk(
     """The query rows of HEADS KV heads of item after item, against the keys of a team's units."""
     C, schedule, work = config.ring, config.schedule, lists.work
     L = ListConstants(schedule.block, schedule.overhead, schedule.reach, config.lists_items(problem))
-    caches = {name: x.view(np.int16) if C.PAIRS else x for name, x in (("k", k_cache), ("v", v_cache))}
-    boxes = {name: TmaDescriptor.of(x, (1, C.BOX, C.HEADS, 64), "128B") for name, x in caches.items()}
+    boxes = boxes_of(k_cache, v_cache, C)
     parts, lanes = list_parts(config.items(problem)), schedule.lanes(problem.kv_heads)
     x = HopperWalkLaunch(
         L, problem, lanes, len(k_cache), q_array, table, lists, parts, features, results, np.float32(scale_log2)

@@ -16,7 +16,7 @@ from kvlab.attention.call.results import results
 from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, barriers, box_descriptor, view
+from kvlab.attention.hopper.kernel import barriers, box_descriptor, view
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs
@@ -27,7 +27,7 @@ from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .hopper_config import HopperDecodeConfig
 from .hopper_roles import consume, produce
-from .hopper_steps import TILE_LAYOUT, find_item
+from .hopper_steps import find_item, panel, swizzled
 
 SIZES = ["batches", "groups", "splits", "pages", "max_keys", "table_batch", "lens_stride"]
 """What differs from call to call: no kernel is compiled for its values, as one is for those in a tuple."""
@@ -40,18 +40,21 @@ def attend(
     o_strides, C: gl.constexpr,
 ):
     """The query rows of HEADS KV heads of one sequence against the keys of one split; the last to arrive joins them."""
+    PANEL: gl.constexpr = panel(C.W)
     PANELS: gl.constexpr = C.W // PANEL
+    BOXED: gl.constexpr = swizzled(C.W, 4)
+    TILE: gl.constexpr = swizzled(C.W, 3)
     BOXES: gl.constexpr = C.BT // C.BOX
     NB: gl.constexpr = C.NB
     KEYS: gl.constexpr = C.BN // 4
     W: gl.constexpr = C.W
-    k_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOX_LAYOUT)
-    v_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOX_LAYOUT)
+    k_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOXED)
+    v_box = gl.allocate_shared_memory(dk.dtype, [NB * PANELS * BOXES, 1, C.BOX, C.HEADS, PANEL], BOXED)
     full = barriers(NB, 1)
     free = barriers(NB, 1)
     fence_async_shared()  # TMA arrives at these barriers
-    k_s = view(k_box, [NB, 4, KEYS, W], TILE_LAYOUT)
-    v_s = view(v_box, [NB, 4, KEYS, W], TILE_LAYOUT)
+    k_s = view(k_box, [NB, 4, KEYS, W], TILE)
+    v_s = view(v_box, [NB, 4, KEYS, W], TILE)
     item = find_item(gl.program_id(0), lens, lens_stride, batches, groups, splits, max_keys, C)
     table = table_ptr + item[0] * table_batch
     terms = (features, numbers, scale_log2, v_factor)
@@ -83,7 +86,7 @@ def launch(
     k, v = as_pairs(k_cache, v_cache)
     boxes = {"k": k, "v": v}
     pointers = (
-        *(box_descriptor(x, (C.BOX, C.HEADS), BOX_LAYOUT, name, again) for name, x in boxes.items()), q, block_table,
+        *(box_descriptor(x, (C.BOX, C.HEADS), gl.constexpr(swizzled(C.W, 4)), name, again) for name, x in boxes.items()), q, block_table,
         seq_lens, feature_arrays(features), part, part_lse, counters, out, lse,
     )
     if not relaunched(attend, pointers, again):

@@ -15,19 +15,20 @@ from kvlab.common.arrays import dtype_of
 from .config import DecodeProblem, longest_first
 
 SUPPORTED = (
-    "bf16 or fp16 with a cache of that dtype and D = Dv of 64, 80, 96, 112, 128, 192 or 256, or of "
-    "float8_e4m3fn and 128 with scales that are numbers or of heads, at most 16 query rows of a KV head (32 over a "
-    "schedule), no mask but the causal one, no softcap or ALiBi, sinks over a schedule alone, pages of multiples of 8 "
-    "tokens, caches that start at 16 bytes and whose strides are multiples of 16 bytes"
+    "bf16 or fp16 with a cache of that dtype or of float8_e4m3fn, whose scales are numbers or of heads, and D = Dv of "
+    "64, 80, 96, 112 or 128 (of 16 bits 192 or 256, too), at most 16 query rows of a KV head (32 over a schedule), no "
+    "mask but the causal one, no softcap or ALiBi, sinks over a schedule alone, pages of multiples of 8 tokens, caches "
+    "that start at 16 bytes and whose strides are multiples of 16 bytes"
 )
+PAIR_DEPTHS = (64, 80, 96, 112, 128)
 WIDE_DEPTHS = (192, 256)
-DEPTHS = (64, 80, 96, 112, 128, *WIDE_DEPTHS)
+DEPTHS = (*PAIR_DEPTHS, *WIDE_DEPTHS)
 AT_ONCE = 128
 """Columns of the warps' sums that are put together at a time."""
 ROWS = 16
 BLOCK = 64
 PANEL = 64
-"""Columns of 16 bits of a box."""
+"""Columns of 16 bits of a box, unless rows are narrower."""
 CTAS_PER_PROCESSOR = 2
 WIDE_REGISTERS = {"PRODUCER": 40, "REGISTERS": 255}
 """Of a thread of a producer and of others, with more than 128 columns of 16 rows."""
@@ -38,7 +39,7 @@ class HopperDecodeConstants(NamedTuple):
     tokens, in boxes of BOX tokens of pages of PAGE; GROUP query heads of each, TOKENS new tokens.
 
     W          elements of 16 bits of a row: PAIRS of e4m3, or one each
-    COLUMNS    of these that a row of the caches has; 0: all. The others arrive as zeros
+    COLUMNS    that a row of the caches has; 0: all of these. The others arrive as zeros
     LONGEST_FIRST      0, or a power of two that the batch fits: the longest sequences begin
     ROWS       of the tile; each 16 have four warps
     PARTS      0, or how many splits the last program of a sequence's heads to arrive takes at a time
@@ -107,20 +108,19 @@ def hopper_lacks(
 
 def has_depths(problem: DecodeProblem) -> bool:
     """Tells whether the Hopper kernel has the problem's head dimensions."""
-    known = (128,) if problem.pairs else DEPTHS
+    known = PAIR_DEPTHS if problem.pairs else DEPTHS
     return problem.head_dim == problem.v_dim and problem.head_dim in known
 
 
 def row_of(problem: DecodeProblem) -> dict[str, int]:
-    """W and COLUMNS of a problem's rows: a power of two of panels, and how many columns there are where that is not
-    all.
+    """W and COLUMNS of a problem's rows: a power of two, and how many columns there are where that is not all.
 
-    >>> row_of(DecodeProblem(64, 1, 32, 8, 80, 80, 2, 16, 4096))
-    {'W': 128, 'COLUMNS': 80}
+    >>> [row_of(DecodeProblem(64, 1, 32, 8, 80, 80, size, 16, 4096)) for size in (2, 1)]
+    [{'W': 128, 'COLUMNS': 80}, {'W': 64, 'COLUMNS': 80}]
     """
     columns = problem.widths[0]
-    W = max(PANEL, 1 << (columns - 1).bit_length())
-    return {"W": W, "COLUMNS": columns % W}
+    W = 1 << (columns - 1).bit_length()
+    return {"W": W, "COLUMNS": problem.head_dim if columns < W else 0}
 
 
 def hopper_declined(problem: DecodeProblem) -> str | None:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.hopper.cta import PartitionedCTA, Places
-from kvlab.hardware import current_arithmetic, get_atom, ldmatrix
+from kvlab.hardware import TmaDescriptor, current_arithmetic, get_atom, ldmatrix
 from kvlab.staging import Fragments
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
 from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.tile.fragments import FragmentMap
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 
-from .hopper_config import AT_ONCE, HopperDecodeConstants
+from .hopper_config import AT_ONCE, PANEL, HopperDecodeConstants
 
 Array = np.ndarray[Any, Any]
 
@@ -31,6 +31,15 @@ def places_of(C: HopperDecodeConstants, more: int = 0) -> Places:
     """
     ring = C.NB, C.BN, C.W
     return Places({"k": ring, "v": ring}, {"the consumers": C.ROWS // 4, "the producer": 1}, more)
+
+
+def boxes_of(k_cache: Array, v_cache: Array, C: HopperDecodeConstants) -> dict[str, TmaDescriptor]:
+    """What TMA copies: boxes of BOX tokens of HEADS heads of K and V, pairs as int16, as wide as the swizzle."""
+    columns = min(C.W, PANEL)
+    return {
+        name: TmaDescriptor.of(x.view(np.int16) if C.PAIRS else x, (1, C.BOX, C.HEADS, columns), f"{2 * columns}B")
+        for name, x in (("k", k_cache), ("v", v_cache))
+    }
 
 
 class HopperDecodeCTA(PartitionedCTA):
@@ -53,11 +62,12 @@ class HopperDecodeCTA(PartitionedCTA):
         """A block of K and of V into stage b: boxes of BOX tokens, HEADS heads and one panel, all on one mbarrier."""
         C, bar = self.C, self.full[b]
         bar.expect_bytes(C.BN * C.W * 4, self.producer[0])
-        panel, box = np.arange(C.W // 64)[:, None], np.arange(C.BT // C.BOX)
+        columns = min(C.W, PANEL)
+        panel, box = np.arange(C.W // columns)[:, None], np.arange(C.BT // C.BOX)
         row = (key + box * C.BOX) % C.PAGE
-        offset = panel * C.BN * 128 + box * (C.BOX * C.HEADS * 128)
+        offset = 2 * columns * (panel * C.BN + box * (C.BOX * C.HEADS))
         for role in "kv":
-            self.load(self.producer, role, role, b, bar, (pages, row, kv_head, panel * 64), offset)
+            self.load(self.producer, role, role, b, bar, (pages, row, kv_head, panel * columns), offset)
 
     def read(self, role: str, b: int) -> Fragments:
         """The B operand of every warp, its keys of K or of V: ``[BN, W]``, pairs as int16; of warps with the same keys
@@ -163,17 +173,17 @@ def _operand(C: HopperDecodeConstants, trans: bool) -> tuple[Array, Array, Fragm
     K: 8 keys x 32 columns an instruction; V, transposed: 16 keys x 16 columns.
     """
     keys = C.BN // 4
-    across = C.W // 16 if trans else C.W // 32
-    n, j, warp, lane = np.ogrid[: 1 if trans else keys // 8, :across, :4, :32]
+    across, together = (C.W // 16, 16) if trans else (C.W // 32, 8)
+    n, j, warp, lane = np.ogrid[: keys // together, :across, :4, :32]
     if trans:
-        row, vector = keys * warp + lane % 16 + 0 * n, 2 * j + lane // 16
+        row, vector = keys * warp + 16 * n + lane % 16, 2 * j + lane // 16
     else:
         row, vector = keys * warp + 8 * n + lane % 8, 4 * j + lane // 8
     row, vector = (x.reshape(-1, 4, 32) for x in np.broadcast_arrays(row + 0 * j, vector + 0 * warp + 0 * n))
-    thread, n, j, m, e = np.ogrid[:128, : 1 if trans else keys // 8, :across, :4, :2]
+    thread, n, j, m, e = np.ogrid[:128, : keys // together, :across, :4, :2]
     lane = thread % 32
     if trans:
-        key, col = 8 * (m % 2) + 2 * (lane % 4) + e + 0 * n, 16 * j + 8 * (m // 2) + lane // 4
+        key, col = 16 * n + 8 * (m % 2) + 2 * (lane % 4) + e, 16 * j + 8 * (m // 2) + lane // 4
     else:
         key, col = 8 * n + lane // 4, 32 * j + 8 * m + 2 * (lane % 4) + e
     at, of = (x.reshape(128, -1, 8) for x in np.broadcast_arrays(keys * (thread // 32) + key, col + 0 * n))

@@ -19,14 +19,13 @@ from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.tiles.fp8_pairs.emulator import narrow
 from kvlab.attention.tiles.masked import load, store
 from kvlab.attention.tiles.online_softmax import LN2, LOG2E, LOWEST, log_sum
-from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import add_products, divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.tile.pairs import halves
 
 from .emulator import nth_longest
 from .hopper_config import AT_ONCE, HopperDecodeConfig, HopperDecodeConstants
-from .hopper_cta import HopperDecodeCTA, accumulator, places_of
+from .hopper_cta import HopperDecodeCTA, accumulator, boxes_of, places_of
 
 Array = np.ndarray[Any, Any]
 Item = tuple[int, int, int, int, int, int]
@@ -78,7 +77,7 @@ def load_rows(q: Array, kv_head: int, tokens: int | None, odd: int, C: HopperDec
         is_row = is_row & (token < tokens)
     inside = is_row
     if C.COLUMNS:
-        inside = inside & (np.arange(C.W) < C.COLUMNS)
+        inside = inside & (cols < C.COLUMNS)
     return load(q, (token, (kv_head + kv) * C.GROUP + head, cols), mask=inside)
 
 
@@ -374,10 +373,7 @@ def launch(
     out = np.empty((*q.shape[:3], v_cache.shape[3]), q.dtype) if out is None else out
     lse = np.empty((batch, tokens, q_heads), np.float32)
     part, part_lse = partial_results(out, lse, config.num_splits)
-    caches = {"k": k_cache, "v": v_cache}
-    if C.PAIRS:
-        caches = {name: x.view(np.int16) for name, x in caches.items()}
-    boxes = {name: TmaDescriptor.of(x, (1, C.BOX, C.HEADS, 64), "128B") for name, x in caches.items()}
+    boxes = boxes_of(k_cache, v_cache, C)
     counters = np.zeros((batch, config.groups), np.int32)
     scale_log2 = np.float32(scale * LOG2E * scales.k.number)
     max_keys = most_keys(block_table.shape[1], k_cache.shape[1])

@@ -6,16 +6,28 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, split_bounds, view_as
+from kvlab.attention.hopper.kernel import key_count, load_box, split_bounds, view_as
 from kvlab.attention.tiles.fp8_pairs.kernel import halves, narrow
 from kvlab.triton_support.twins import compiled
 
 from .config import CLASSES as _CLASSES
 from .hopper_config import AT_ONCE as _AT_ONCE
+from .hopper_config import PANEL as _PANEL
 
-TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 CLASSES, AT_ONCE = gl.constexpr(_CLASSES), gl.constexpr(_AT_ONCE)
 globals().update(compiled(gluon.jit, gl, narrow.fn, halves.fn))
+
+
+@gluon.constexpr_function
+def panel(columns):
+    """Columns of a box of rows of so many: of the swizzle's width."""
+    return min(columns, _PANEL)
+
+
+@gluon.constexpr_function
+def swizzled(columns, rank):
+    """Shared memory of boxes (rank 4) or of blocks (3) of rows of so many columns."""
+    return gl.NVMMASharedLayout(2 * min(columns, _PANEL), 16, rank=rank)
 
 
 @gluon.constexpr_function
@@ -104,7 +116,7 @@ def load_rows(q, q_strides, batch, kv_head, tokens, odd: gl.constexpr, C: gl.con
         is_row = is_row & (token < tokens)
     inside = is_row[:, None]
     if C.COLUMNS:
-        inside = inside & (c < C.COLUMNS)[None, :]
+        inside = inside & (cols < C.COLUMNS)[None, :]
     return gl.load(q + at[:, None] + cols[None, :], mask=inside, other=0.0)
 
 
@@ -120,6 +132,7 @@ def of_every_warp(q, C: gl.constexpr):
 def load_block(dk, dv, k_box, v_box, bar, b, found, key, kv_head, C: gl.constexpr):
     """A block of K and of V into stage b: boxes of BOX tokens, HEADS heads and one panel, all on one mbarrier."""
     BOXES: gl.constexpr = C.BT // C.BOX
+    PANEL: gl.constexpr = panel(C.W)
     PANELS: gl.constexpr = C.W // PANEL
     mbarrier.expect(bar, C.BN * C.W * 4)
     for j in gl.static_range(BOXES):

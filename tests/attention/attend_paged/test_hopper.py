@@ -54,6 +54,9 @@ CASES: list[tuple[Case | FeatureCase, int, int]] = [
     (FeatureCase(lens=(150, 0, 17), heads=(8, 4), D=128, kv=FP8, scales="head"), 3, 2),
     (FeatureCase(lens=(300, 5), heads=(6, 3), D=128, S=2, page=32, kv=FP8, scales="number"), 5, 1),
     (FeatureCase(lens=(300, 0, 5), heads=(16, 2), D=64, sinks=True), 5, 1),
+    (FeatureCase(lens=(300, 0, 5), heads=(8, 4), D=64, kv=FP8, scales="head", sinks=True), 5, 2),
+    (FeatureCase(lens=(200, 1, 65), heads=(16, 2), D=64, S=4, kv=FP8, scales="number", page=64), 4, 1),
+    (FeatureCase(lens=(200, 3, 129), heads=(6, 2), D=80, S=2, kv=FP8, storage="hnd"), 5, 1),
     (Case((200, 0, 65, 129), heads=(6, 2), D=80, S=2), 7, 1),
     (Case((300, 3), heads=(8, 2), D=112, S=8, dtype="fp16", storage="hnd"), 5, 1),
     (FeatureCase(lens=(200, 1), heads=(6, 2), D=128, S=2, kv=FP8, scales="head", sinks=True), 3, 2),
@@ -218,6 +221,8 @@ def test_rows_that_the_ring_alone_has_go_over_a_schedule(
 @pytest.mark.parametrize("case, ragged", [
     (Case((70,) * 3, heads=(32, 8), D=128), True), (Case((70,) * 3, heads=(8, 8), D=64, S=4), False),
     (FeatureCase((70,) * 3, heads=(32, 8), D=128, kv=FP8, scales="head"), False),
+    (FeatureCase((70,) * 3, heads=(32, 8), D=64, kv=FP8, scales="head"), False),
+    (FeatureCase((70,) * 3, heads=(32, 4), D=112, S=4, kv=FP8), False),
     (Case((70,) * 3, heads=(32, 8), D=128, S=8), False),
     (Case((70,) * 3, heads=(16, 4), D=256), False), (Case((70,) * 3, heads=(16, 4), D=192, page=64), True),
     (Case((70,) * 3, heads=(16, 4), D=192, S=8), False), (Case((70,) * 3, heads=(16, 4), D=256, S=6), False),
@@ -251,13 +256,16 @@ def test_compiled(case: Case | FeatureCase, ragged: bool) -> None:
     assert made.registers * made.num_warps * room_for(C) <= 2048
     assert made.shared <= shared_bytes(C)
     assert room_for(C) * (shared_bytes(C) + 1024) <= SHARED["sm_90"] + 1024
-    assert count["LDSM"] == 2 * 16 * C.W // 256
-    assert count["HMMA"] == 2 * (2 if C.PAIRS else 1) * 16 * C.W // 128
-    assert count["UTMALDG"] == 2 * (C.W // 64) * (C.BT // C.BOX)
+    sums = 8 if C.W == 32 else 0  # of the warps, which come so where a lane has one column of them
+    assert count["LDSM"] == 2 * C.BN // 4 * C.W // 256 + sums
+    assert count["HMMA"] == 2 * (2 if C.PAIRS else 1) * C.BN // 4 * C.W // 128
+    assert count["UTMALDG"] == 2 * -(-C.W // 64) * (C.BT // C.BOX)
 
 
 WALKED = [
     (FeatureCase((70, 0, 150), heads=(4, 2), D=80, sinks=True), 3),
+    (FeatureCase((70, 0, 150), heads=(4, 2), D=64, kv=FP8, scales="head"), 3),
+    (FeatureCase((200, 1, 65), heads=(8, 1), D=80, S=4, kv=FP8, scales="number"), 3),
     (Case((200, 1, 65), heads=(4, 1), D=112, S=8, dtype="fp16", page=64), 3),
     (Case((200, 0, 65), heads=(4, 1), D=256), 3), (Case((130, 7), heads=(4, 1), D=192, S=6, dtype="fp16"), 2),
 ]

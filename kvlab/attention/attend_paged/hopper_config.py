@@ -9,7 +9,15 @@ from typing import NamedTuple
 from kvlab.attention.features.intervals import UNLIMITED
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode.config import DecodeProblem
-from kvlab.attention.mha_decode.hopper_config import AT_ONCE, BLOCK, HopperDecodeConstants, has_depths, row_of
+from kvlab.attention.mha_decode.hopper_config import (
+    AT_ONCE,
+    BLOCK,
+    PANEL,
+    HopperDecodeConstants,
+    has_depths,
+    neighbours,
+    row_of,
+)
 from kvlab.attention.mha_decode.hopper_config import shared_bytes as ring_bytes
 from kvlab.attention.mha_prefill.config import PrefillProblem
 from kvlab.attention.mha_prefill.hopper_config import FP8_DIMS, HEAD_DIMS, listed_constants
@@ -23,6 +31,8 @@ RATIO = 14
 """Key blocks of 16 that a ring reads while a tile of 128 rows does one of 128, when each has its own processors: what
 their speeds are then, not when all read at once.
 """
+FLIGHT = 1 << 17
+"""Bytes that are in flight on a processor."""
 PARTS = 8
 """Parts at least in which processors are shared."""
 
@@ -44,11 +54,12 @@ def with_rings(config: WalkConfig, problem: DecodeProblem, longest: int, process
     """The walks of sequences of up to so many new tokens, by Hopper's kernel where it walks their lists; unless
     ``processors`` is None, in as many programs as it has room for on these.
     """
-    walks = []
+    walks, alone = [], len(config.walks) == 1
     for one in config.walks:
-        ring = ring_of(problem, max(1, min(longest, one.schedule.most)), one.schedule)
+        ring = ring_of(problem, max(1, min(longest, one.schedule.most)), one.schedule, alone=alone)
         if ring is not None and processors is not None:
-            one = replace(one, schedule=replace(one.schedule, programs=room_for(ring) * processors))
+            programs = room_for(ring) * ring.HEADS * processors
+            one = replace(one, schedule=replace(one.schedule, programs=programs))
         walks.append(replace(one, ring=ring))
     return WalkConfig(tuple(walks))
 
@@ -122,10 +133,13 @@ def ring_walks(schedule: ScheduleConfig) -> bool:
     return one and not schedule.unit and schedule.block % 8 == 0
 
 
-def ring_of(problem: DecodeProblem, tokens: int, schedule: ScheduleConfig) -> HopperDecodeConstants | None:
+def ring_of(
+    problem: DecodeProblem, tokens: int, schedule: ScheduleConfig, *, alone: bool = False
+) -> HopperDecodeConstants | None:
     """The ring of programs that walk a list of sequences of up to so many new tokens; None where there is none. One
-    KV head a program, so that a list has as many teams as portable ones can walk, too; 128 KB in flight on a processor,
-    192 of 16 rows of 192 or 256 columns.
+    KV head a program, so that a list has as many teams as portable ones can walk, too; of a list that is walked
+    ``alone``, several where their rows share lines. 128 KB in flight on a processor, 192 of 16 rows of 192 or 256
+    columns; the narrowest rows in blocks of twice the keys.
 
     >>> problem = DecodeProblem(batch=64, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=64, max_keys=32768)
@@ -141,11 +155,14 @@ def ring_of(problem: DecodeProblem, tokens: int, schedule: ScheduleConfig) -> Ho
         return None
     row = row_of(problem)
     wide = row["W"] > AT_ONCE
+    heads = neighbours(replace(problem, tokens=tokens)) if alone else 1
+    keys = 2 * BLOCK if row["W"] < PANEL else BLOCK
+    bt = keys // heads
     return HopperDecodeConstants(
-        HEADS=1, GROUP=problem.group, TOKENS=tokens, **row, PAGE=problem.page_size, BT=BLOCK,
-        BOX=math.gcd(problem.page_size, BLOCK, schedule.block), PAIRS=problem.pairs, LONGEST_FIRST=0, PARTS=0,
-        NB=(3 if rows == 16 else 2) if wide else 512 // row["W"] // PROGRAMS[rows], PRODUCER=40 if wide else 32,
-        REGISTERS=168 if rows > 16 else 255 if wide else 128, ROWS=rows,
+        HEADS=heads, GROUP=problem.group, TOKENS=tokens, **row, PAGE=problem.page_size, BT=bt,
+        BOX=math.gcd(problem.page_size, bt, schedule.block), PAIRS=problem.pairs, LONGEST_FIRST=0, PARTS=0,
+        NB=(3 if rows == 16 else 2) if wide else FLIGHT // (4 * keys * row["W"]) // PROGRAMS[rows], BN=keys,
+        PRODUCER=40 if wide or keys > BLOCK else 32, REGISTERS=168 if rows > 16 else 255 if wide else 128, ROWS=rows,
     )
 
 

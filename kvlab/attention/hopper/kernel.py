@@ -154,7 +154,7 @@ def softmax(s, m, l, scale, BM: gl.constexpr, BN: gl.constexpr):
 def box_descriptor(
     x: torch.Tensor, rows: tuple[int, ...], layout: gl.constexpr, name: str = "", again: Again = None
 ) -> TensorDescriptor:
-    """A TMA descriptor of ``[pages, *of rows, columns]`` for boxes of ``rows`` and as many columns as the layout's swizzle.
+    """A TMA descriptor of ``[pages, *of rows, columns]`` for boxes of ``rows`` and the columns of the swizzle.
 
     again : where the descriptor is kept for calls of one kind, without its memory, by the ``name`` of x.
     """
@@ -162,7 +162,8 @@ def box_descriptor(
     if kept is None:
         size = x.element_size()
         strides = [s if n > 1 else 16 // size for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True)]
-        made = TensorDescriptor(x, list(x.shape), [*strides, 1], [1, *rows, layout.value.swizzle_byte_width // size], layout.value)
+        box = [1, *rows, layout.value.swizzle_byte_width // size]
+        made = TensorDescriptor(x, list(x.shape), [*strides, 1], box, layout.value)
         if again is not None:
             again[name] = {**vars(made), "base": None}
         return made

@@ -84,10 +84,10 @@ def launch(
     if counters is None:
         C, counters, again = C._replace(PARTS=0), seq_lens, None
     k, v = as_pairs(k_cache, v_cache)
-    boxes = {"k": k, "v": v}
+    layout = gl.constexpr(swizzled(C.W, 4))
+    boxes = (box_descriptor(x, (C.BOX, C.HEADS), layout, name, again) for name, x in (("k", k), ("v", v)))
     pointers = (
-        *(box_descriptor(x, (C.BOX, C.HEADS), gl.constexpr(swizzled(C.W, 4)), name, again) for name, x in boxes.items()), q, block_table,
-        seq_lens, feature_arrays(features), part, part_lse, counters, out, lse,
+        *boxes, q, block_table, seq_lens, feature_arrays(features), part, part_lse, counters, out, lse,
     )
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)

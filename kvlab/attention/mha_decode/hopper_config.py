@@ -30,6 +30,8 @@ BLOCK = 64
 PANEL = 64
 """Columns of 16 bits of a box, unless rows are narrower."""
 CTAS_PER_PROCESSOR = 2
+LINE = 128
+"""Bytes of a line of L2: one that two programs read parts of may come twice from DRAM."""
 WIDE_REGISTERS = {"PRODUCER": 40, "REGISTERS": 255}
 """Of a thread of a producer and of others, with more than 128 columns of 16 rows."""
 
@@ -123,6 +125,22 @@ def row_of(problem: DecodeProblem) -> dict[str, int]:
     return {"W": W, "COLUMNS": problem.head_dim if columns < W else 0}
 
 
+def neighbours(problem: DecodeProblem) -> int:
+    """KV heads of a block for the lines' sake: four, or two, whose rows of a token lie side by side, as a tile holds; 1
+    where a row is whole lines, or e4m3, which is not faster so.
+
+    >>> [neighbours(DecodeProblem(1, 1, 32, 8, d, d, 2, 16, 4096)) for d in (64, 80, 96, 112, 128)]
+    [1, 4, 4, 4, 1]
+    >>> [neighbours(DecodeProblem(1, 2, 32, 8, d, d, 2, 16, 4096)) for d in (80, 96)]
+    [2, 1]
+    """
+    row, rows = int(problem.head_dim * problem.itemsize), problem.group * problem.tokens
+    if problem.pairs or row % LINE == 0:
+        return 1
+    several = (4, 2) if row % (LINE // 2) else (4,)  # two rows of 192 bytes are not faster than one
+    return next((n for n in several if problem.kv_heads % n == 0 and n * rows <= ROWS), 1)
+
+
 def hopper_declined(problem: DecodeProblem) -> str | None:
     """Reason why "auto" takes the portable kernel all the same, None if it does not."""
     if problem.page_size % 16:
@@ -136,8 +154,9 @@ def choose_hopper(
     """The configuration of a call that the kernel can do, on ``processors`` SMs.
 
     Two heads a block, whose rows in a page are neighbours; one where the programs then fit the device at once, since
-    fewer splits are joined sooner. 64 KB in flight (32 of e4m3), two CTAs an SM: more in flight is slower. A sequence
-    alone has one CTA an SM, and so have heads of more than 128 columns, with 192 KB in flight.
+    fewer splits are joined sooner; ``neighbours`` where the programs still put the splits together. Two CTAs an SM with
+    64 KB in flight, 32 of rows of up to 128 bytes: more is slower. A CTA that has an SM to itself has 64 KB, 96 of
+    rows of 256 bytes, 192 where heads have more than 128 columns, which always do.
 
     >>> problem = DecodeProblem(64, 1, 32, 8, 128, 128, 2, 16, 4096)
     >>> config = choose_hopper(problem)
@@ -152,15 +171,24 @@ def choose_hopper(
     places = processors if wide else CTAS_PER_PROCESSOR * processors
     free = num_splits is None and not batch_invariant
     few = free and problem.batch * problem.kv_heads <= places
-    heads = 2 if not few and problem.kv_heads % 2 == 0 and 2 * rows <= ROWS else 1
-    groups = problem.kv_heads // heads
-    programs = groups * problem.batch
+    heads = neighbours(problem)
     if few:
-        splits = fitting_splits(programs, problem.max_keys, processors if problem.batch == 1 else places)
+        at_once = processors if problem.batch == 1 else places
+        tried = [
+            (n, fitting_splits(problem.kv_heads // n * problem.batch, problem.max_keys, at_once))
+            for n in (4, 2, 1) if n <= heads
+        ]
+        heads, splits = next((n, s) for n, s in tried if n == 1 or s == 1 or parts_of(n * rows, s, row["W"]))
     else:
+        heads = max(heads, 2 if problem.kv_heads % 2 == 0 and 2 * rows <= ROWS else 1)
+        programs = problem.kv_heads // heads * problem.batch
         splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
-    stages = 3 if wide else 4 if problem.pairs and programs * splits <= processors else 2
-    bt = BLOCK // heads
+    groups, bt = problem.kv_heads // heads, BLOCK // heads
+    programs = groups * problem.batch
+    alone = programs * splits <= processors
+    stages = max(2, (64 if alone else 32) * 1024 // (4 * BLOCK * row["W"]))
+    if wide or (alone and row == {"W": AT_ONCE, "COLUMNS": 0}):
+        stages = 3
     constants = HopperDecodeConstants(
         HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, **row, PAGE=problem.page_size, BT=bt,
         BOX=math.gcd(problem.page_size, bt), NB=stages, PAIRS=problem.pairs,

@@ -24,6 +24,7 @@ from kvlab.attention.attend_paged import emulator, hopper_emulator
 from kvlab.attention.attend_paged.config import WalkConfig, choose_walks, ragged_problem
 from kvlab.attention.attend_paged.hopper_config import room_for, shared_bytes, with_rings
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mha_decode.hopper_cta import HopperDecodeCTA
 from kvlab.attention.schedule import ScheduleConfig
 from kvlab.staging import Timeline, Traffic
@@ -37,7 +38,8 @@ def launch_form(case: Case | FeatureCase, teams: int, heads: int = 1) -> tuple[t
     (one,) = choose_walks(problem, problem.tokens).walks
     one = replace(one, schedule=replace(one.schedule, programs=teams * problem.kv_heads, least=5))
     (one,) = with_rings(WalkConfig((one,)), problem, problem.tokens, None).walks
-    one = replace(one, ring=one.ring._replace(HEADS=heads, BT=64 // heads, BOX=min(one.ring.BOX, 64 // heads)))
+    BT = one.ring.BN // heads
+    one = replace(one, ring=one.ring._replace(HEADS=heads, BT=BT, BOX=min(one.ring.BOX, BT)))
     features = x.resolved.features if isinstance(x, FeatureInputs) else Features()
     return x.arrays, {"scale": x.scale, "features": features, "config": WalkConfig((one,))}
 
@@ -57,6 +59,7 @@ CASES: list[tuple[Case | FeatureCase, int, int]] = [
     (FeatureCase(lens=(300, 0, 5), heads=(8, 4), D=64, kv=FP8, scales="head", sinks=True), 5, 2),
     (FeatureCase(lens=(200, 1, 65), heads=(16, 2), D=64, S=4, kv=FP8, scales="number", page=64), 4, 1),
     (FeatureCase(lens=(200, 3, 129), heads=(6, 2), D=80, S=2, kv=FP8, storage="hnd"), 5, 1),
+    (Case((200, 3, 129), heads=(12, 4), D=112), 5, 4),
     (Case((200, 0, 65, 129), heads=(6, 2), D=80, S=2), 7, 1),
     (Case((300, 3), heads=(8, 2), D=112, S=8, dtype="fp16", storage="hnd"), 5, 1),
     (FeatureCase(lens=(200, 1), heads=(6, 2), D=128, S=2, kv=FP8, scales="head", sinks=True), 3, 2),
@@ -214,6 +217,21 @@ def test_rows_that_the_ring_alone_has_go_over_a_schedule(
     told = explain(mha_decode_paged, *x.torch(), **options)
     assert isinstance(told.config, WalkConfig) == (listed and many)
     assert not (listed and many) or told.config.walks[0].ring is not None
+
+
+@pytest.mark.parametrize("D, size, alone, chosen", [
+    (64, 1, True, (1, 128, 4)), (80, 1, True, (1, 64, 4)), (64, 2, True, (1, 64, 4)), (128, 2, True, (1, 64, 2)),
+    (80, 2, True, (4, 64, 2)), (112, 2, True, (4, 64, 2)), (112, 2, False, (1, 64, 2)),
+])
+def test_heads_keys_and_stages_of_a_block(D: int, size: int, alone: bool, chosen: tuple[int, ...]) -> None:
+    """Rests on measured times (benchmarks/NOTES.md). Programs of more heads are as many, in more teams."""
+    problem = DecodeProblem(96, 1, 32, 8, D, D, size, 16, 32768)
+    (one,) = choose_walks(problem, 1).walks
+    walks = (one,) if alone else (one, one)
+    one, *_ = with_rings(WalkConfig(walks), problem, 1, 132).walks
+    assert (one.ring.HEADS, one.ring.BN, one.ring.NB) == chosen
+    assert one.grid(problem) == (264,)
+    assert one.schedule.teams(8) == 33 * chosen[0]
 
 
 @pytest.mark.compile

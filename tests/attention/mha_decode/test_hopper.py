@@ -223,16 +223,16 @@ def test_the_grid_does_not_depend_on_lengths_and_splits_are_those_asked_for() ->
 @pytest.mark.parametrize(
     "batch, keys, heads, tokens, itemsize, chosen",
     [
-        (1, 4096, (32, 8), 1, 2, (1, 2, 16, 16)),
-        (1, 131072, (32, 8), 1, 2, (1, 2, 16, 16)),
+        (1, 4096, (32, 8), 1, 2, (1, 3, 16, 16)),
+        (1, 131072, (32, 8), 1, 2, (1, 3, 16, 16)),
         (4, 4096, (32, 8), 1, 2, (1, 2, 8, 16)),
         (32, 4096, (32, 8), 1, 2, (1, 2, 1, 0)),
         (64, 4096, (32, 8), 1, 2, (2, 2, 1, 0)),
         (1, 16384, (32, 8), 1, 1, (1, 4, 16, 16)),
         (8, 16384, (32, 8), 1, 1, (1, 2, 4, 16)),
         (64, 16384, (32, 8), 1, 1, (2, 2, 1, 0)),
-        (1, 8192, (32, 8), 4, 2, (1, 2, 16, 0)),
-        (1, 1, (32, 8), 1, 2, (1, 2, 1, 0)),
+        (1, 8192, (32, 8), 4, 2, (1, 3, 16, 0)),
+        (1, 1, (32, 8), 1, 2, (1, 3, 1, 0)),
     ],
 )
 def test_heads_of_a_block_stages_splits_and_who_puts_them_together(
@@ -241,6 +241,18 @@ def test_heads_of_a_block_stages_splits_and_who_puts_them_together(
     """Rests on the measured times in benchmarks/NOTES.md: a launch that merges where the join took longer."""
     problem = DecodeProblem(batch, tokens, *heads, 128, 128, itemsize, 16, keys)
     config = choose_hopper(problem)
+    C = config.constants
+    assert (C.HEADS, C.NB, config.num_splits, C.PARTS) == chosen
+
+
+@pytest.mark.parametrize("batch, keys, D, itemsize, chosen", [
+    (64, 4096, 112, 2, (4, 2, 2, 4)), (32, 4096, 96, 2, (4, 2, 4, 4)), (8, 4096, 112, 2, (2, 2, 8, 8)),
+    (1, 131072, 112, 2, (1, 2, 16, 16)), (64, 4096, 112, 1, (2, 2, 1, 0)), (64, 4096, 64, 1, (2, 4, 1, 0)),
+    (1, 131072, 64, 2, (1, 4, 16, 16)), (32, 4096, 64, 2, (1, 2, 1, 0)),
+])
+def test_heads_whose_rows_share_lines(batch: int, keys: int, D: int, itemsize: int, chosen: tuple[int, ...]) -> None:
+    """As above: four heads of rows that are not whole lines, where the programs put the splits together."""
+    config = choose_hopper(DecodeProblem(batch, 1, 32, 8, D, D, itemsize, 16, keys))
     C = config.constants
     assert (C.HEADS, C.NB, config.num_splits, C.PARTS) == chosen
 

@@ -145,7 +145,7 @@ RING = "the ring alone"
     ({"temperature": True}, RING),
     ({"kv": "fp8", "D": 128}, None),
     ({"kv": "fp8", "D": 128, "scales": "token"}, "scales of tokens"),
-    ({"kv": "fp8", "D": 64}, "head dimensions 64 of q and 64 of v"),
+    ({"kv": "fp8", "D": 64}, RING),
     ({"page": 48}, RING),
     ({"alibi": "head"}, "features that differ"),
     ({"batch_invariant": True}, "batch_invariant=True"),

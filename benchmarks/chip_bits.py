@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from kvlab.attention import mha_prefill
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode import config as decode_config
 from kvlab.attention.mha_decode import hopper_config as decode_hopper
+from kvlab.attention.mha_prefill import hopper_config as prefill_hopper
 from kvlab.attention.mha_prefill.config import choose_config as choose_prefill
 from kvlab.common.arrays import to_numpy, to_torch
 from kvlab.hardware import arithmetic
@@ -79,7 +81,10 @@ class Call:
         backend = "hopper" if hopper else "emulator"
         call = mha_prefill.planned(*arrays, causal=True, backend=backend, check=False)
         plan = call.plan
-        config = plan.explanation.config if hopper else choose_prefill(plan.problem, arch="sm_90")
+        with mock.patch.object(prefill_hopper, "FEW_KEYS", 0):  # the record is of blocks of 128 keys
+            config = prefill_hopper.choose_hopper(plan.problem, call.inputs)
+        if not hopper:
+            config = choose_prefill(plan.problem, arch="sm_90")
         named = {"scale": plan.scale, "problem": plan.problem, "config": config, "features": call.features}
         return home, call.arrays, named
 

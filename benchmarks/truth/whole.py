@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from kvlab import attention
+from kvlab.attention.call import kinds
+from kvlab.attention.mha_prefill import hopper_config
 from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.staging import Traffic
 
@@ -87,6 +91,13 @@ def mla_inputs(problem: dict[str, int]) -> tuple[Any, ...]:
     return q, rows, rng.permutation(pages).reshape(B, -1).astype(np.int32), np.full(B, n, np.int32)
 
 
+@contextmanager
+def recorded_blocks() -> Iterator[None]:
+    """Blocks of 128 keys, of which the record is, in prefills that have blocks of 64."""
+    with mock.patch.object(hopper_config, "FEW_KEYS", 0), mock.patch.object(kinds, "_kinds", {}):
+        yield
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A call of an operation on a fixed problem, by the kernel of ``backend``: "triton" or "hopper"."""
@@ -102,12 +113,14 @@ class Kernel:
         from kvlab.common.arrays import to_torch
 
         operation = getattr(attention, self.operation)
-        operation(*(to_torch(x).cuda() for x in self.inputs()), **self.options, backend=self.backend)
+        with recorded_blocks():
+            operation(*(to_torch(x).cuda() for x in self.inputs()), **self.options, backend=self.backend)
 
     def emulate(self, traffic: Traffic) -> None:
         """By the kernel's twin, which counts what it moves."""
         backend = "emulator" if self.backend == "triton" else self.backend  # NumPy arrays go to its emulator
-        getattr(attention, self.operation)(*self.inputs(), **self.options, backend=backend, traffic=traffic)
+        with recorded_blocks():
+            getattr(attention, self.operation)(*self.inputs(), **self.options, backend=backend, traffic=traffic)
 
 
 ONE_SPLIT = {"num_splits": 1}

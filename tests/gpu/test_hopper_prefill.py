@@ -35,7 +35,8 @@ SIZES = [
     *(Case((shape,) * 2, heads=(4, 2), D=192, DV=128) for shape in SHAPES[4:]),
     Case(PAGED, heads=(4, 2), D=192, DV=128, form="paged", page=64),
     *(Case((shape,) * 2, heads=(6, 2), D=D) for D in (80, 96, 112) for shape in SHAPES[2::2]),
-    *(Case(((1024, 1024),), heads=(6, 2), D=D, causal=False) for D in (80, 96)),
+    *(Case(((rows, keys),), heads=(6, 2), D=D, causal=False)
+      for D in (80, 96) for rows, keys in ((1024, 1024), (2048, 2048), (2100, 700))),
     *(Case((shape,), heads=(4, 2), D=D, DV=DV) for D, DV in ((128, 64), (192, 192)) for shape in SHAPES[3::2]),
     Case(RAGGED, heads=(7, 1), D=80, form="ragged"),
     Case(RAGGED, heads=(2, 1), D=192, DV=192, form="ragged", causal=False),

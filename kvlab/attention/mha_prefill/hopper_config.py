@@ -51,6 +51,10 @@ of two, whose rounding does not show.
 """
 TANH = 0.99997744, -0.33169151, 0.11520976
 """tanh(y) = y (a + b y^2 + c y^4) for y up to 1/2, with the least relative error, 2^-15.4."""
+FEW_KEYS = 512
+"""Up to so many keys under a causal mask blocks have 64: fewer scores that no row sees count for more than what two
+blocks cost beside one. Measured: ``benchmarks/NOTES.md``.
+"""
 SMS = 132  # of an H100
 L2_SHARE = 16_000_000  # bytes of K and V that stay in L2 beside what else passes through
 
@@ -89,7 +93,9 @@ class HopperPrefillConstants(NamedTuple):
     tell of a tile.
     LAZY: a row's top stays until its maximum is 2^8 times as much. PRODUCTS: P V is so many, of 64 columns of V each,
     the last of what is left; or one, of DV columns. TURNS: the consumers issue their products in turn. CHAINS: a thread
-    finds the maximum of a row in four registers and its sum in two, in which less waits.
+    finds the maximum of a row in four registers and its sum in two, in which less waits. APART: P V of a block ends
+    before Q K^T of the next begins, so that no registers hold P beside S, for which three consumers with O of 80 or 96
+    columns have none.
     """
 
     D: int
@@ -134,6 +140,7 @@ class HopperPrefillConstants(NamedTuple):
     PRODUCTS: int = 1
     TURNS: bool = False
     CHAINS: bool = False
+    APART: bool = False
 
 
 @dataclass(frozen=True)
@@ -220,27 +227,32 @@ def shared_columns(problem: PrefillProblem) -> tuple[int, int, int]:
     return of_k, of_v, of_k if rest > 32 else problem.head_dim
 
 
-def products_of(problem: PrefillProblem) -> int:
+def products_of(problem: PrefillProblem, *, apart: bool = False) -> int:
     """Number of products with V. A tile has a power of two of columns: 192 are three times 64. Of 80, 16 besides 64
-    take less time than 128 (of 96, 32 more).
+    take less time than 128; of 96, 32 more, but where products are ``apart``.
 
     >>> [products_of(PrefillProblem(1, 9, 1, 1, D, D, itemsize=2, kv_itemsize=2)) for D in (64, 80, 96, 192)]
     [1, 2, 1, 3]
     """
-    return {80: 2, 192: 3}.get(problem.value_dim, 1)
+    return {80: 2, 96: 1 + apart, 192: 3}.get(problem.value_dim, 1)
 
 
-def tall_tiles(rows: int, *, bounded: bool) -> bool:
+def tall_tiles(rows: int, *, bounded: bool, apart: bool = False) -> bool:
     """Tells whether tiles of 192 rows are faster than those of 128: a third consumer gains, less where rows see fewer
-    keys than the last (``bounded``), and rows that a last tile lacks are lost. Measured: ``benchmarks/NOTES.md``.
+    keys than the last (``bounded``) or products are ``apart``, and rows that a last tile lacks are lost. Measured:
+    ``benchmarks/NOTES.md``.
 
     >>> [tall_tiles(rows, bounded=False) for rows in (256, 512, 1024)]
     [False, True, True]
     >>> [tall_tiles(rows, bounded=True) for rows in (512, 1024, 1536, 2048, 4096)]
     [False, False, True, False, True]
+    >>> [tall_tiles(rows, bounded=False, apart=True) for rows in (768, 1536, 2048, 2500, 4096)]
+    [False, True, True, False, True]
     """
     tall, low = (-(-rows // tile) * tile for tile in (192, 128))
-    return tall <= low or (rows >= 4096 if bounded else 8 * tall <= 9 * low)
+    if bounded:
+        return tall <= low or rows >= 4096
+    return rows >= 1536 and 32 * tall <= 33 * low if apart else 8 * tall <= 9 * low
 
 
 def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefillConfig:
@@ -253,16 +265,19 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     # Three consumers have 160 registers a thread, too few for what a window, a cap, ragged rows or Q keep. With a
     # causal mask each begins at its own last block, so that the loop needs no mask.
     sixteen = item == 2 and not widened
-    three = small and not (window or features.softcap > 0 or problem.ragged)
+    apart = problem.head_dim == problem.value_dim and problem.head_dim in (80, 96) and not bounded
+    three = (small or apart) and not (window or features.softcap > 0 or problem.ragged)
     three = three and (not bounded or (sixteen and mask.right % 128 == 0))
-    three = three and tall_tiles(problem.max_q, bounded=bounded)
-    turns = three and sixteen
-    products = products_of(problem)
-    BM, NC, NB, BN = 64, 3 if three else 2, 3 if small or products == 3 else 2, 64 if DV > 128 or widened else 128
-    rows = BM * NC
+    three = three and tall_tiles(problem.max_q, bounded=bounded, apart=apart)
+    apart, turns = apart and three, three and sixteen
+    products = products_of(problem, apart=apart)
     num_keys = inputs.k.shape[1]
     ragged_k = inputs.sequences.cu_k is not None
     known = not (ragged_k or page or problem.ragged)  # the lengths are those of the arrays
+    few = known and bounded and sixteen and num_keys <= FEW_KEYS and problem.head_dim == problem.value_dim <= 128
+    few = few and mask.right % 64 == 0 and not (window or features.softcap > 0 or three)
+    BM, NC, NB = 64, 3 if three else 2, (3 if small or products == 3 else 2) * (2 if few else 1)
+    rows, BN = BM * NC, 64 if DV > 128 or widened or few else 128
     whole = known and num_keys % BN == 0
     # Tiles begin where blocks of keys do: the last keys of its rows lie in the first block of a tile, or of a consumer
     # that passes over those before. No other needs a mask. (Consumers that pass over blocks need registers, e4m3, too.)
@@ -287,14 +302,16 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
     row_tiles = total // rows + (1 + aligned) * problem.batch if problem.ragged else -(-total // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)
     constants = HopperPrefillConstants(
-        D=D, DV=DV, DEPTH=depth, COLUMNS=problem.value_dim, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, NR=NB,
+        D=D, DV=DV, DEPTH=depth, COLUMNS=problem.value_dim, NC=NC, NQ=1 if apart or D > 128 else 2, NB=NB, NR=NB,
         BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
-        CLEAN=ragged_k or page > 0, FIXED=fixed, HOLD=1 if late or turns else 2 * overlap, EARLY=overlap or item == 1,
-        ROUNDS=3 if products == 3 else 2 if D > 128 else 1, EQUAL=known and not bounded and not window,
-        Q_REGISTERS=in_registers, ITEM=item, STORED=problem.kv_itemsize, **registers._asdict(),
-        LAZY=skip and not (three or products == 3), PRODUCTS=products, TURNS=products == 2 or turns, CHAINS=turns,
+        CLEAN=ragged_k or page > 0, FIXED=fixed, HOLD=1 if late or (turns and small) else 2 * overlap,
+        EARLY=overlap or item == 1, ROUNDS=3 if products == 3 else 2 if D > 128 else 1,
+        EQUAL=known and not bounded and not window, Q_REGISTERS=in_registers, ITEM=item,
+        STORED=problem.kv_itemsize, **registers._asdict(),
+        LAZY=skip and not (three or few or products == 3), PRODUCTS=products, TURNS=products == 2 or turns,
+        CHAINS=turns and small, APART=apart,
     )
     together = 1
     if bounded or problem.ragged:

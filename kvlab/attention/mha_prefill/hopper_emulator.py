@@ -352,25 +352,34 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             yield v_full[b], (it // C.NB) & 1
             cta.clean_rows(me, "v", b, 0, num_keys - (hi - 1) * BN)
         for i in range(1, hi - lo):
-            #: scores -> s    S = Q K^T of the next block, started
+            #: apart -> vb, o    O += P V of the block before, which ends before Q K^T of the next begins
             weights = cta.operand_p(p)
+            vb = it % C.NB
+            if C.APART:
+                yield v_full[vb], (it // C.NB) & 1
+                if C.TURNS:
+                    yield cta.sync(cta.turn[W], (it - j) & 1)
+                o = cta.accumulate(me, weights, vb, o)
+                cta.wait_mma(me, 0)
+                cta.arrive(me, v_free[vb])
+            #: scores -> s    S = Q K^T of the next block, started
             it += 1
             b = it % C.NB
             key = (hi - 1 - i) * BN
             yield k_full[b], (it // C.NB) & 1
-            if C.TURNS:
+            if C.TURNS and not C.APART:
                 yield cta.sync(cta.turn[W], (it - j - 1) & 1)
             s = cta.scores(me, q, u, b)
             #: accumulate -> o    O += P V of the block before, started
-            vb = (it - 1) % C.NB
-            yield v_full[vb], ((it - 1) // C.NB) & 1
-            if C.EARLY:  # rescale while Q K^T runs
-                cta.wait_mma(me, 1)
-                o = o.times(alpha[None])
-            o = cta.accumulate(me, weights, vb, o)
+            if not C.APART:
+                yield v_full[vb], ((it - 1) // C.NB) & 1
+                if C.EARLY:  # rescale while Q K^T runs
+                    cta.wait_mma(me, 1)
+                    o = o.times(alpha[None])
+                o = cta.accumulate(me, weights, vb, o)
             if C.TURNS:
                 cta.turn[(W + 1) % NC].arrive(me)
-            cta.wait_mma(me, C.PRODUCTS)
+            cta.wait_mma(me, 0 if C.APART else C.PRODUCTS)
             cta.arrive(me, k_free[b])
             #: mask -> s    the features of scores, keys that a row does not see
             if C.FIXED:  # the softmax caps them
@@ -401,9 +410,11 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
             if C.HOLD == 2:
                 yield v_full[vb], ((it - 1) // C.NB) & 1
-            cta.wait_mma(me, 0)
+            if not C.APART:
+                cta.wait_mma(me, 0)
             p = cta.round_p(e)
-            cta.arrive(me, v_free[vb])
+            if not C.APART:
+                cta.arrive(me, v_free[vb])
             if not (C.EARLY or C.FIXED):
                 o = o.times(alpha[None])
         #: clean -> b    V before the first key that a row of the sequence sees

@@ -284,25 +284,34 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
             mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
             clean_rows(v_s, b, 0, num_keys - (hi - 1) * BN, BN, DV)
         for i in range(1, hi - lo):
-            #: scores -> s    S = Q K^T of the next block, started
+            #: apart -> vb, o    O += P V of the block before, which ends before Q K^T of the next begins
             weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)  # before a product has started
+            vb = it % C.NB
+            if C.APART:
+                mbarrier.wait(v_full.index(vb), (it // C.NB) & 1)
+                if C.TURNS:
+                    named_barrier("sync", TURN[W], 256)
+                o = multiply_pv(weights, v_s, vb, o, C)
+                o = wait_mma(o, 0)
+                mbarrier.arrive(v_free.index(vb), count=1)
+            #: scores -> s    S = Q K^T of the next block, started
             it += 1
             b = it % C.NB
             key = (hi - 1 - i) * BN
             mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
-            if C.TURNS:
+            if C.TURNS and not C.APART:
                 named_barrier("sync", TURN[W], 256)
             s = multiply_qk(q, k_s, b, zero, C.DEPTH)
             #: accumulate -> o    O += P V of the block before, started
-            vb = (it - 1) % C.NB
-            mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
-            if C.EARLY:  # rescale while Q K^T runs
-                o = wait_mma(o, 1)
-                o = times(o, alpha)
-            o = multiply_pv(weights, v_s, vb, o, C)
+            if not C.APART:
+                mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
+                if C.EARLY:  # rescale while Q K^T runs
+                    o = wait_mma(o, 1)
+                    o = times(o, alpha)
+                o = multiply_pv(weights, v_s, vb, o, C)
             if C.TURNS:
                 named_barrier("arrive", TURN[(W + 1) % NC], 256)
-            s = hopper.warpgroup_mma_wait(C.PRODUCTS, deps=(s,))
+            s = hopper.warpgroup_mma_wait(0 if C.APART else C.PRODUCTS, deps=(s,))
             mbarrier.arrive(k_free.index(b), count=1)
             #: mask -> s    the features of scores, keys that a row does not see
             if C.FIXED:  # the softmax caps them
@@ -334,9 +343,11 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 # True already. Its branch ends the basic block: without it ptxas moves the wait below above the
                 # exponentials, and the softmax no longer overlaps with this warpgroup's own P V.
                 mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
-            o = wait_mma(o, 0)
+            if not C.APART:
+                o = wait_mma(o, 0)
             p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)  # where no product reads the registers
-            mbarrier.arrive(v_free.index(vb), count=1)
+            if not C.APART:
+                mbarrier.arrive(v_free.index(vb), count=1)
             if not (C.EARLY or C.FIXED):
                 o = times(o, alpha, C.LAZY)
             o = started(o)  #- wait

@@ -60,6 +60,8 @@ CASES = [
     Case(((130, 200),) * 2, heads=(4, 2), D=80, strided=True),
     Case(RAGGED, heads=(2, 1), D=80, form="paged", sinks=True, window=150),
     Case(RAGGED, heads=(2, 1), D=96, form="paged", sinks=True, window=50),
+    Case(((2048, 300),), heads=(1, 1), D=96, causal=False),
+    Case(((2048, 256),), heads=(1, 1), D=80, dtype="fp16", sinks=True, causal=False),
     Case(((70, 129), (200, 5)), heads=(2, 1), D=112, form="ragged", dtype="fp16", base2=True),
     Case(((130, 200),), heads=(2, 1), D=128, DV=64, causal=False),
     Case(((70, 129), (0, 9)), heads=(2, 1), D=192, DV=192, form="paged", page=32, softcap=15.0),
@@ -205,13 +207,26 @@ def test_which_program_takes_a_tile_changes_nothing() -> None:
     assert one == five
 
 
-@pytest.mark.parametrize("rows, causal, consumers", [
-    (256, True, 2), (384, True, 3), (1024, True, 2), (4096, True, 3), (256, False, 2), (1024, False, 3),
+@pytest.mark.parametrize("D, rows, causal, consumers", [
+    (64, 256, True, 2), (64, 384, True, 3), (64, 1024, True, 2), (64, 4096, True, 3), (64, 256, False, 2),
+    (64, 1024, False, 3), (96, 4096, False, 3), (80, 2048, False, 3), (96, 1536, False, 3), (96, 768, False, 2),
+    (96, 4096, True, 2), (112, 4096, False, 2), (128, 4096, False, 2),
 ])
-def test_a_third_consumer_where_its_rows_are_not_mostly_absent(rows: int, causal: bool, consumers: int) -> None:
+def test_a_third_consumer_where_its_rows_are_not_mostly_absent(D: int, rows: int, causal: bool, consumers: int) -> None:
     """Rests on the measured times in benchmarks/NOTES.md."""
-    case = Case(((rows, rows),), heads=(1, 1), D=64, causal=causal)
+    case = Case(((rows, rows),), heads=(1, 1), D=D, causal=causal)
     assert prefill_arguments(case)[1]["config"].constants.NC == consumers
+
+
+@pytest.mark.parametrize("changes, keys", [
+    ({}, 64), ({"lens": ((300, 513),)}, 128), ({"causal": False}, 128), ({"D": 112}, 64), ({"D": 64}, 128),
+    ({"D": 64, "lens": ((256, 512),)}, 64), ({"D": 128, "DV": 64}, 128), ({"window": 200}, 128),
+    ({"softcap": 9.0}, 128), ({"form": "ragged"}, 128), ({"dtype": "fp8"}, 128),
+], ids=str)
+def test_blocks_of_64_keys_where_rows_see_few(changes: dict[str, Any], keys: int) -> None:
+    """Rests on the measured times in benchmarks/NOTES.md."""
+    case = Case(**{"lens": ((300, 512),), "heads": (2, 1), "D": 128} | changes)
+    assert prefill_arguments(case)[1]["config"].constants.BN == keys
 
 
 def test_roles_that_wait_for_each_other_are_told() -> None:
@@ -404,7 +419,8 @@ MATRIX = [
     Case(LENS, heads=(4, 2), D=64),
     Case(LENS, heads=(4, 2), D=64, causal=False),
     Case(((256, 256),), heads=(4, 2), D=64),  # two consumers
-    Case(((256, 256),), heads=(4, 2), D=128),
+    *(Case(((256, keys),), heads=(4, 2), D=128) for keys in (256, 2048)),
+    *(Case(((256, 512),), heads=(4, 2), D=D) for D in (80, 96)),
     Case(LENS, heads=(4, 2), D=128, form="ragged", dtype="fp16"),
     Case(LENS, heads=(4, 2), D=128, form="paged", page=16, sinks=True, softcap=20.0, window=100),
     Case(LENS, heads=(4, 2), D=64, form="ragged", softcap=50.0),
@@ -417,6 +433,7 @@ MATRIX = [
     Case(LENS, heads=(4, 2), D=80),
     Case(LENS, heads=(4, 2), D=80, form="paged", page=16),
     Case(LENS, heads=(4, 2), D=96, form="paged", page=16, window=60),
+    *(Case(((2048, keys),), heads=(4, 2), D=D, causal=False) for D in (80, 96) for keys in (256, 300)),  # three of them
     Case(LENS, heads=(4, 2), D=192, DV=192, causal=False),
     Case(LENS, heads=(4, 2), D=192),
     Case(LENS, heads=(4, 2), D=192, form="paged", page=16, sinks=True, softcap=20.0),
@@ -479,6 +496,7 @@ def test_compiled(case: Case) -> None:
     count = made.instructions
     once = 32 if C.FIXED and C.D == 128 else 16 if C.PAGE == 16 and (C.ITEM == 1 or C.PRODUCTS == 2) else 0
     once = 16 if C.PRODUCTS == 3 and C.SKIP and not C.PAGE else once
+    once = 80 if C.APART and C.FIRST else once
     assert made.spills <= once, "what a tile needs once may wait in local memory: no loop has it"
     assert made.stack <= once // 2
     assert made.shared <= shared_bytes(C) <= SHARED["sm_90"]

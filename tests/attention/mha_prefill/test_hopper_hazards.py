@@ -44,12 +44,14 @@ from kvlab.staging import Timeline, Traffic
 
 method = functools.partial(method_of, HopperPrefillCTA)
 CASES = {
-    "two": Case(((256, 384),), heads=(4, 2), D=128),  # two consumers, two buffers of Q, tiles of two or three blocks
+    "two": Case(((256, 640),), heads=(4, 2), D=128),  # two consumers, two buffers of Q
+    "few": Case(((256, 384),), heads=(4, 2), D=128),  # blocks of 64 keys, over the last of which a consumer passes
     "three": Case(((384, 500),), heads=(3, 1), D=64, causal=False),  # three consumers, three stages
     "halves": Case(((130, 200),), heads=(2, 1), D=192, DV=128),  # O in two parts, one buffer of Q
     "paged": Case(((130, 200), (70, 70)), heads=(2, 1), D=128, form="paged"),  # V is cleaned
     "registers": Case(((256, 384),), heads=(4, 2), D=64, window=300),  # Q is taken to registers, EARLY
     "turns": Case(((384, 384),), heads=(4, 2), D=64),  # three consumers, each from its own last block
+    "apart": Case(((2048, 300),), heads=(1, 1), D=96, causal=False),  # P V ends before Q K^T begins, one buffer of Q
     "block": Case(((64, 64),), heads=(1, 1), D=128),  # one tile of one block
     "widened": Case(((256, 384),), heads=(4, 2), D=128, kv="fp8"),  # K and V come as e4m3
 }
@@ -138,9 +140,13 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "consumer-1-does-not-wait-for-k": (
         "two three", unstated("k full", (4, 5, 6, 7)), READ, "a wait of warp 4 for k full[0], phase 0",
     ),
-    "q-is-refilled-without-a-wait": ("halves", unstated("q free"), WAR, "words write by warp 8 of the producer"),
-    "k-is-refilled-without-a-wait": ("two three", unstated("k free"), WAR, "k copy by warp"),
-    "v-is-refilled-without-a-wait": ("two three halves", unstated("v free"), WAR, "v wgmma by warp 0 of consumer 0"),
+    "q-is-refilled-without-a-wait": (
+        "halves apart", unstated("q free"), WAR, "words write by warp 8 of|q copy by warp 12 of the producer",
+    ),
+    "k-is-refilled-without-a-wait": ("two few three", unstated("k free"), WAR, "k copy by warp"),
+    "v-is-refilled-without-a-wait": (
+        "two three halves apart", unstated("v free"), WAR, "v wgmma by warp 0 of consumer 0",
+    ),
     "k-full-with-the-other-phase": ("two three", flipped("k full"), (READ, STUCK), "k full[0]"),
     "v-full-with-the-other-phase": ("two", flipped("v full"), (READ, STUCK), "v full[0]"),
     "k-free-with-the-other-phase": ("two block", flipped("k free"), STUCK, "k free[0]: warps [8] wait for phase 1"),
@@ -178,11 +184,13 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "two", arrival("k free", lambda cta, arrive, me, bar: bar.arrive(me)), "barrier",
         "arrival of warps [0, 1, 2, 3]",
     ),
-    "no-wait-for-wgmma": ("two three halves", method("wait_mma", lambda *a: None), WAR, "wgmma.wait_group in warp 0"),
+    "no-wait-for-wgmma": (
+        "two three halves apart", method("wait_mma", lambda *a: None), WAR, "wgmma.wait_group in warp 0",
+    ),
     "wgmma-waits-for-all-but-one": (
         "two", method("wait_mma", lambda cta, wait, me, n: wait(me, n + 1)), WAR, "wgmma.wait_group in warp 0",
     ),
-    "v-given-back-before-the-product": ("two", released_before_the_product(), WAR, "v copy by warp 8 of the producer"),
+    "v-given-back-before-the-product": ("two apart", released_before_the_product(), WAR, "v copy by warp"),
     "k-given-back-without-a-barrier": (
         "two three", arrival("k free", lambda cta, arrive, me, bar: bar.arrive(me[:1])), WAR,
         "a barrier after wgmma.wait_group in warp 1",
@@ -194,8 +202,8 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "stage-of-the-next-block": (
         "two three turns", method("scores", other_stage), READ, "k wgmma by warp 0 of|k wgmma by warp 4 of",
     ),
-    "k-in-one-place": ("two three halves turns", one_buffer("k"), (WAW, WAR), "k copy by warp"),
-    "v-in-one-place": ("two three turns", one_buffer("v"), (WAW, WAR), "v copy by warp"),
+    "k-in-one-place": ("two few three halves turns", one_buffer("k"), (WAW, WAR), "k copy by warp"),
+    "v-in-one-place": ("two few three turns apart", one_buffer("v"), (WAW, WAR), "v copy by warp"),
     "q-in-one-place": ("two registers", one_buffer("q"), (WAW, WAR, READ), "q copy by warp 8"),
     "o-not-waited-for": ("two three halves", drop("wait_store"), WAR, f"o write by warp 0 of consumer 0|{BYTES}"),
     "o-waits-for-all-but-one": ("two halves", drop("wait_store", instead=lambda h, wait: wait(h, 1)), WAR, BYTES),

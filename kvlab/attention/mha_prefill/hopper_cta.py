@@ -111,13 +111,18 @@ class HopperPrefillCTA(PartitionedCTA):
 
     def clean_rows(self, me: Warps, role: str, b: int, first: int, end: int) -> None:
         """Zero the rows of a V tile but ``first`` to ``end - 1``: what no row sees may be anything. Eight rows are read
-        and stored anew. Each consumer does it, before it reads the tile, or the changer.
+        and stored anew. Each consumer does it, before it reads the tile, or the changer. Boxes behind the end have come
+        as zeros.
         """
         place = self.places.tiles[role][b]
         first, end = (min(max(bound, 0), place.rows) for bound in (first, end))
-        self.hazards.write_equal(atoms(self.places, place, me, first, end), "v zeros", b, values=(first, end))
+        until = -(-end // self.C.BOX) * self.C.BOX
         row = np.arange(place.rows)
-        self.zero_rows(place, row[(row < first) | (row >= end)])
+        row = row[(row < first) | ((row >= end) & (row < until))]
+        if len(row):
+            written = atoms(self.places, place, me, first, end, until)
+            self.hazards.write_equal(written, "v zeros", b, values=(first, end))
+            self.zero_rows(place, row)
         self.hazards.fence_async(me)
         self.meet(me)
 
@@ -255,15 +260,15 @@ def places_of(C: HopperPrefillConstants) -> Places:
     return Places(sizes, partitions, more=4 * C.WORDS * C.NQ)
 
 
-def atoms(places: Places, place: PanelTile, warps: Warps, first: int, end: int) -> Footprint:
-    """The groups of eight rows, two for each warp, that hold others than ``first`` to ``end - 1``."""
+def atoms(places: Places, place: PanelTile, warps: Warps, first: int, end: int, until: int) -> Footprint:
+    """The groups of eight rows, two for each warp, that hold others than ``first`` to ``end - 1`` before ``until``."""
 
     def make() -> Footprint:
         row, vector = np.arange(place.rows)[:, None], np.arange(place.vectors)
-        row = row[(row // 8 * 8 < first) | (row // 8 * 8 + 8 > end), None]
+        row = row[(row // 8 * 8 < first) | ((row // 8 * 8 + 8 > end) & (row < until)), None]
         return places.cells.footprint(place.address(row, vector), 16, warps[0] + row // 2 % 4)
 
-    return places.once(("atoms", place, warps, first, end), make)
+    return places.once(("atoms", place, warps, first, end, until), make)
 
 
 def columns(places: Places, place: PanelTile, warps: Warps) -> Footprint:

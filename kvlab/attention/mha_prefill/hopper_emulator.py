@@ -325,149 +325,164 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         q = cta.query(me, u)
         if C.Q_REGISTERS and C.NQ == 1:  # the producer may fetch the next Q
             cta.arrive(me, q_free[u])
-        #: scores -> s    S = Q K^T of the last block
-        yield k_full[b], (it // C.NB) & 1
-        s = cta.scores(me, q, u, b)
-        cta.wait_mma(me, 0)
-        cta.arrive(me, k_free[b])
-        #: mask -> s    the features of scores, keys that a row does not see
-        s = adjust_by_row(s, factor, inner, features)
-        if C.FIRST:
-            s = mask_block(s, row, position, (hi - 1) * BN, num_keys, features, C)
-        #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
-        m = row_max(s)
-        if C.FIXED:  # from here on m is in units of log2
-            m = fixed_top(np.maximum(m, np.float32(-1)) * scale, scale)
-            e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(m[None]))))
-        else:
-            if C.FIRST:
-                m = np.maximum(m, NOTHING)  # a row may see nothing of this block
-            e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(multiply_add(m, scale, -SHIFT)[None]))))
-        l = quad_sum(e, C.CHAINS)
-        p = cta.round_p(e)
-        alpha = np.ones(BM, np.float32)
-        o = cta.zeros()
-        #: clean    V behind the end of the sequence; of an only block both ends together, below
-        if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys and (not C.WINDOW or hi - lo > 1):
-            yield v_full[b], (it // C.NB) & 1
-            cta.clean_rows(me, "v", b, 0, num_keys - (hi - 1) * BN)
-        for i in range(1, hi - lo):
-            #: apart -> vb, o    O += P V of the block before, which ends before Q K^T of the next begins
-            weights = cta.operand_p(p)
-            vb = it % C.NB
-            if C.APART:
-                yield v_full[vb], (it // C.NB) & 1
-                if C.TURNS:
-                    yield cta.sync(cta.turn[W], (it - j) & 1)
-                o = cta.accumulate(me, weights, vb, o)
-                cta.wait_mma(me, 0)
-                cta.arrive(me, v_free[vb])
-            #: scores -> s    S = Q K^T of the next block, started
-            it += 1
-            b = it % C.NB
-            key = (hi - 1 - i) * BN
+        exists = True
+        if C.TOGETHER and not C.TURNS:
+            exists = row < num_q * C.PACK
+        if exists:
+            #: scores -> s    S = Q K^T of the last block
             yield k_full[b], (it // C.NB) & 1
-            if C.TURNS and not C.APART:
-                yield cta.sync(cta.turn[W], (it - j - 1) & 1)
             s = cta.scores(me, q, u, b)
-            #: accumulate -> o    O += P V of the block before, started
-            if not C.APART:
-                yield v_full[vb], ((it - 1) // C.NB) & 1
-                if C.EARLY:  # rescale while Q K^T runs
-                    cta.wait_mma(me, 1)
-                    o = o.times(alpha[None])
-                o = cta.accumulate(me, weights, vb, o)
-            if C.TURNS:
-                cta.turn[(W + 1) % NC].arrive(me)
-            cta.wait_mma(me, 0 if C.APART else C.PRODUCTS)
+            cta.wait_mma(me, 0)
             cta.arrive(me, k_free[b])
             #: mask -> s    the features of scores, keys that a row does not see
-            if C.FIXED:  # the softmax caps them
-                s = s * s.by_row(factor)
+            s = adjust_by_row(s, factor, inner, features)
+            if C.FIRST:
+                s = mask_block(s, row, position, (hi - 1) * BN, num_keys, features, C)
+            #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
+            m = row_max(s)
+            if C.FIXED:  # from here on m is in units of log2
+                m = fixed_top(np.maximum(m, np.float32(-1)) * scale, scale)
+                e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(m[None]))))
             else:
-                s = adjust_by_row(s, factor, inner, features)
-            cut = key + BN > min(position + right + 1, num_keys) or key < highest - left
-            if C.MASKED and cut:
-                s = mask_block(s, row, position, key, num_keys, features, C)
-            #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
-            if C.FIXED:
-                e = capped_weights(s, m, inner, scale)
-                l += quad_sum(e)
-            else:
-                m_new = np.maximum(m, row_max(s))
-                if C.LAZY:
-                    m_new = np.where((m_new - m) * scale > 8, m_new, m)  # weights up to 2^8
-                base = m_new * scale
-                alpha = exp2(multiply_add(m, scale, -base))
-                m = m_new
-                if C.HOLD == 1:
-                    yield v_full[vb], ((it - 1) // C.NB) & 1
-                if C.ITEM == 1:  #- instruction
-                    base = multiply_add(m, scale, -SHIFT)
-                e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(base[None]))))
-                lanes = quad_sum(e, C.CHAINS)
-                l = multiply_add(l, alpha[:, None], lanes)
-            #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
-            if C.HOLD == 2:
-                yield v_full[vb], ((it - 1) // C.NB) & 1
-            if not C.APART:
-                cta.wait_mma(me, 0)
+                if C.FIRST:
+                    m = np.maximum(m, NOTHING)  # a row may see nothing of this block
+                e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(multiply_add(m, scale, -SHIFT)[None]))))
+            l = quad_sum(e, C.CHAINS)
             p = cta.round_p(e)
-            if not C.APART:
-                cta.arrive(me, v_free[vb])
-            if not (C.EARLY or C.FIXED):
-                o = o.times(alpha[None])
-        #: clean -> b    V before the first key that a row of the sequence sees
-        b = it % C.NB
-        first = num_keys - num_q - left - lo * BN
-        end = num_keys - lo * BN
-        if C.ITEM == 2 and C.WINDOW and (first > 0 or end < BN):
+            alpha = np.ones(BM, np.float32)
+            o = cta.zeros()
+            #: clean    V behind the end of the sequence; of an only block both ends together, below
+            if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys and (not C.WINDOW or hi - lo > 1):
+                yield v_full[b], (it // C.NB) & 1
+                cta.clean_rows(me, "v", b, 0, num_keys - (hi - 1) * BN)
+            for i in range(1, hi - lo):
+                #: apart -> vb, o    O += P V of the block before, which ends before Q K^T of the next begins
+                weights = cta.operand_p(p)
+                vb = it % C.NB
+                if C.APART:
+                    yield v_full[vb], (it // C.NB) & 1
+                    if C.TURNS:
+                        yield cta.sync(cta.turn[W], (it - j) & 1)
+                    o = cta.accumulate(me, weights, vb, o)
+                    cta.wait_mma(me, 0)
+                    cta.arrive(me, v_free[vb])
+                #: scores -> s    S = Q K^T of the next block, started
+                it += 1
+                b = it % C.NB
+                key = (hi - 1 - i) * BN
+                yield k_full[b], (it // C.NB) & 1
+                if C.TURNS and not C.APART:
+                    yield cta.sync(cta.turn[W], (it - j - 1) & 1)
+                s = cta.scores(me, q, u, b)
+                #: accumulate -> o    O += P V of the block before, started
+                if not C.APART:
+                    yield v_full[vb], ((it - 1) // C.NB) & 1
+                    if C.EARLY:  # rescale while Q K^T runs
+                        cta.wait_mma(me, 1)
+                        o = o.times(alpha[None])
+                    o = cta.accumulate(me, weights, vb, o)
+                if C.TURNS:
+                    cta.turn[(W + 1) % NC].arrive(me)
+                cta.wait_mma(me, 0 if C.APART else C.PRODUCTS)
+                cta.arrive(me, k_free[b])
+                #: mask -> s    the features of scores, keys that a row does not see
+                if C.FIXED:  # the softmax caps them
+                    s = s * s.by_row(factor)
+                else:
+                    s = adjust_by_row(s, factor, inner, features)
+                cut = key + BN > min(position + right + 1, num_keys) or key < highest - left
+                if C.MASKED and cut:
+                    s = mask_block(s, row, position, key, num_keys, features, C)
+                #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
+                if C.FIXED:
+                    e = capped_weights(s, m, inner, scale)
+                    l += quad_sum(e)
+                else:
+                    m_new = np.maximum(m, row_max(s))
+                    if C.LAZY:
+                        m_new = np.where((m_new - m) * scale > 8, m_new, m)  # weights up to 2^8
+                    base = m_new * scale
+                    alpha = exp2(multiply_add(m, scale, -base))
+                    m = m_new
+                    if C.HOLD == 1:
+                        yield v_full[vb], ((it - 1) // C.NB) & 1
+                    if C.ITEM == 1:  #- instruction
+                        base = multiply_add(m, scale, -SHIFT)
+                    e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(base[None]))))
+                    lanes = quad_sum(e, C.CHAINS)
+                    l = multiply_add(l, alpha[:, None], lanes)
+                #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
+                if C.HOLD == 2:
+                    yield v_full[vb], ((it - 1) // C.NB) & 1
+                if not C.APART:
+                    cta.wait_mma(me, 0)
+                p = cta.round_p(e)
+                if not C.APART:
+                    cta.arrive(me, v_free[vb])
+                if not (C.EARLY or C.FIXED):
+                    o = o.times(alpha[None])
+            #: clean -> b    V before the first key that a row of the sequence sees
+            b = it % C.NB
+            first = num_keys - num_q - left - lo * BN
+            end = num_keys - lo * BN
+            if C.ITEM == 2 and C.WINDOW and (first > 0 or end < BN):
+                yield v_full[b], (it // C.NB) & 1
+                cta.clean_rows(me, "v", b, first, end)
+            #: accumulate -> o    O += P V of the first block
+            weights = cta.operand_p(p)
+            if not (C.Q_REGISTERS and C.NQ == 1):
+                cta.arrive(me, q_free[u])
             yield v_full[b], (it // C.NB) & 1
-            cta.clean_rows(me, "v", b, first, end)
-        #: accumulate -> o    O += P V of the first block
-        weights = cta.operand_p(p)
-        if not (C.Q_REGISTERS and C.NQ == 1):
-            cta.arrive(me, q_free[u])
-        yield v_full[b], (it // C.NB) & 1
-        if C.EARLY:
+            if C.EARLY:
+                cta.wait_mma(me, 0)
+                o = o.times(alpha[None])
+            o = cta.accumulate(me, weights, b, o)
+            #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
+            by = None if C.FIXED or C.ITEM == 1 or features.sinks is not None else (m, scale)  #- instruction
+            heads: Any = head
+            counts = None
+            if C.TOGETHER and features.sinks is not None:
+                heads = head + (row + np.arange(BM)) % C.PACK
+                counts = (heads * 0 + (part & 1)) > 0
+            base = m if C.FIXED else multiply_add(m, scale, -SHIFT)
+            lse, inv = row_results(base, l, features.sinks, heads, counts, unit, by)
+            if C.STORED == 1:
+                v_scale = head_scale(v_factor, scales.v.heads, batch, kv_head)
+                inv = inv * v_scale
             cta.wait_mma(me, 0)
-            o = o.times(alpha[None])
-        o = cta.accumulate(me, weights, b, o)
-        #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        by = None if C.FIXED or C.ITEM == 1 or features.sinks is not None else (m, scale)  #- instruction
-        heads: Any = head
-        counts = None
-        if C.TOGETHER and features.sinks is not None:
-            heads = head + (row + np.arange(BM)) % C.PACK
-            counts = (heads * 0 + (part & 1)) > 0
-        top = m if C.FIXED else multiply_add(m, scale, -SHIFT)
-        lse, inv = row_results(top, l, features.sinks, heads, counts, unit, by)
-        if C.STORED == 1:
-            v_scale = head_scale(v_factor, scales.v.heads, batch, kv_head)
-            inv = inv * v_scale
-        cta.wait_mma(me, 0)
-        cta.wait_store(me)  # the tile before has left its buffer; the warps meet behind it
-        v_free[b].arrive(me[:1])
-        o = o.times(inv[None])
-        #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
-        if C.TOGETHER:
-            store_unit(cta, x, W, o, lse, (batch, head, row, q_first, num_q, part))
-        else:
-            values = o.tile()[0].astype(o_array.dtype)  #- layout
-            rows = row + np.arange(BM)
-            store(lse_array, (batch, q_first + rows, head), lse, mask=(rows >= 0) & (rows < num_q))
-            if row < 0 or row + BM > num_q:  # TMA stores no part of a box, nor to negative coordinates
-                r = row + np.arange(BM)[:, None]
-                d = np.arange(DV)
-                is_there = (r >= 0) & (r < num_q)
-                if C.COLUMNS < DV:
-                    is_there = is_there & (d < C.COLUMNS)
-                store(o_array, (batch, q_first + r, head, d), values, mask=is_there)
+            cta.wait_store(me)  # the tile before has left its buffer; the warps meet behind it
+            v_free[b].arrive(me[:1])
+            o = o.times(inv[None])
+            #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
+            if C.TOGETHER:
+                store_unit(cta, x, W, o, lse, (batch, head, row, q_first, num_q, part))
             else:
-                o_page = batch * 0 if C.RAGGED_Q else batch
-                cta.store_tile(W, values, o_page, q_first + row, head, me)
-        #: turn -> it, j, batch    the next tile
-        it += 1
+                values = o.tile()[0].astype(o_array.dtype)  #- layout
+                rows = row + np.arange(BM)
+                store(lse_array, (batch, q_first + rows, head), lse, mask=(rows >= 0) & (rows < num_q))
+                if row < 0 or row + BM > num_q:  # TMA stores no part of a box, nor to negative coordinates
+                    r = row + np.arange(BM)[:, None]
+                    d = np.arange(DV)
+                    is_there = (r >= 0) & (r < num_q)
+                    if C.COLUMNS < DV:
+                        is_there = is_there & (d < C.COLUMNS)
+                    store(o_array, (batch, q_first + r, head, d), values, mask=is_there)
+                else:
+                    o_page = batch * 0 if C.RAGGED_Q else batch
+                    cta.store_tile(W, values, o_page, q_first + row, head, me)
+            it += 1
+        else:
+            #: give back -> it    a unit of which this warpgroup has no rows
+            if not (C.Q_REGISTERS and C.NQ == 1):
+                cta.arrive(me, q_free[u])
+            for _ in range(hi - lo):
+                b = it % C.NB
+                yield k_full[b], (it // C.NB) & 1
+                cta.arrive(me, k_free[b])
+                yield v_full[b], (it // C.NB) & 1
+                cta.arrive(me, v_free[b])
+                it += 1
+        #: turn -> j, batch    the next tile
         j += 1
         yield q_full[j % C.NQ * C.NC + W], (j // C.NQ) & 1
         batch = cta.receive(me, j % C.NQ)

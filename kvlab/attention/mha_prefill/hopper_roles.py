@@ -183,7 +183,7 @@ def change(raw, changed, words, bars, changed_bars, sizes, C: gl.constexpr):
             else:
                 key = (hi - 1 - i) * C.BN
                 if (C.WINDOW or C.CLEAN) and (first > key or num_keys < key + C.BN):
-                    clean_rows(raw_v, b, first - key, num_keys - key, C.BN, C.DV // 2)
+                    clean_rows(raw_v, b, first - key, num_keys - key, C.BN, C.DV // 2, C.BOX)
                 transpose_tile(raw_v, v_s, b, C.BN, C.DV)
             mbarrier.arrive(raw_free.index(r), count=1)
             mbarrier.arrive(v_full.index(b), count=1)
@@ -257,156 +257,172 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
         q = query(q_s, u, S_LAYOUT, C)
         if C.Q_REGISTERS and C.NQ == 1:  # the producer may fetch the next Q
             mbarrier.arrive(q_free.index(u), count=1)
-        #: scores -> s    S = Q K^T of the last block
-        mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
-        s = multiply_qk(q, k_s, b, zero, C.DEPTH)
-        s = hopper.warpgroup_mma_wait(0, deps=(s,))
-        mbarrier.arrive(k_free.index(b), count=1)
-        #: mask -> s    the features of scores, keys that a row does not see
-        s = adjust_by_row(s, factor, inner, numbers)
-        if C.FIRST:
-            s = mask_block(s, row, position, (hi - 1) * BN, num_keys, features, numbers, C, S_LAYOUT)
-        #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
-        m = row_max(s, BM, BN, C.CHAINS)
-        if C.FIXED:  # from here on m is in units of log2
-            m = fixed_top(gl.maximum(m, -1.0) * scale, scale)
-            e = gl.exp2(s * scale - m[:, None])
-        else:
-            if C.FIRST:
-                m = gl.maximum(m, NOTHING)  # a row may see nothing of this block: keep -inf - -inf away
-            e = gl.exp2(s * scale - (m * scale - SHIFT)[:, None])  # scale holds log2(e)
-        l = quad_sum(e, BM, BN, C.CHAINS)
-        p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)
-        alpha = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
-        o = no_output(C)
-        #: clean    V behind the end of the sequence; of an only block both ends together, below
-        if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys and (not C.WINDOW or hi - lo > 1):
-            mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
-            clean_rows(v_s, b, 0, num_keys - (hi - 1) * BN, BN, DV)
-        for i in range(1, hi - lo):
-            #: apart -> vb, o    O += P V of the block before, which ends before Q K^T of the next begins
-            weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)  # before a product has started
-            vb = it % C.NB
-            if C.APART:
-                mbarrier.wait(v_full.index(vb), (it // C.NB) & 1)
-                if C.TURNS:
-                    named_barrier("sync", TURN[W], 256)
-                o = multiply_pv(weights, v_s, vb, o, C)
-                o = wait_mma(o, 0)
-                mbarrier.arrive(v_free.index(vb), count=1)
-            #: scores -> s    S = Q K^T of the next block, started
-            it += 1
-            b = it % C.NB
-            key = (hi - 1 - i) * BN
+        exists = True
+        if C.TOGETHER and not C.TURNS:
+            exists = row < num_q * C.PACK
+        if exists:
+            #: scores -> s    S = Q K^T of the last block
             mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
-            if C.TURNS and not C.APART:
-                named_barrier("sync", TURN[W], 256)
             s = multiply_qk(q, k_s, b, zero, C.DEPTH)
-            #: accumulate -> o    O += P V of the block before, started
-            if not C.APART:
-                mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
-                if C.EARLY:  # rescale while Q K^T runs
-                    o = wait_mma(o, 1)
-                    o = times(o, alpha)
-                o = multiply_pv(weights, v_s, vb, o, C)
-            if C.TURNS:
-                named_barrier("arrive", TURN[(W + 1) % NC], 256)
-            s = hopper.warpgroup_mma_wait(0 if C.APART else C.PRODUCTS, deps=(s,))
+            s = hopper.warpgroup_mma_wait(0, deps=(s,))
             mbarrier.arrive(k_free.index(b), count=1)
             #: mask -> s    the features of scores, keys that a row does not see
-            if C.FIXED:  # the softmax caps them
-                s = s * factor
+            s = adjust_by_row(s, factor, inner, numbers)
+            if C.FIRST:
+                s = mask_block(s, row, position, (hi - 1) * BN, num_keys, features, numbers, C, S_LAYOUT)
+            #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
+            m = row_max(s, BM, BN, C.CHAINS)
+            if C.FIXED:  # from here on m is in units of log2
+                m = fixed_top(gl.maximum(m, -1.0) * scale, scale)
+                e = gl.exp2(s * scale - m[:, None])
             else:
-                s = adjust_by_row(s, factor, inner, numbers)
-            cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < highest - left)
-            if C.MASKED and cut:
-                s = mask_block(s, row, position, key, num_keys, features, numbers, C, S_LAYOUT)
-            #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
-            if C.FIXED:
-                e = capped_weights(s, m, inner, scale)
-                l += quad_sum(e, BM, BN)
-            else:
-                m_new = gl.maximum(m, row_max(s, BM, BN, C.CHAINS))
-                if C.LAZY:
-                    m_new = gl.where((m_new - m) * scale > 8.0, m_new, m)  # weights up to 2^8
-                base = m_new * scale
-                alpha = gl.exp2(m * scale - base)
-                m = m_new
-                if C.HOLD == 1:
-                    # True already. Its branch ends the basic block: ptxas moves the wait below up to it, not further.
+                if C.FIRST:
+                    m = gl.maximum(m, NOTHING)  # a row may see nothing of this block: keep -inf - -inf away
+                e = gl.exp2(s * scale - (m * scale - SHIFT)[:, None])  # scale holds log2(e)
+            l = quad_sum(e, BM, BN, C.CHAINS)
+            p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)
+            alpha = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
+            o = no_output(C)
+            #: clean    V behind the end of the sequence; of an only block both ends together, below
+            if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys and (not C.WINDOW or hi - lo > 1):
+                mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
+                clean_rows(v_s, b, 0, num_keys - (hi - 1) * BN, BN, DV, C.BOX)
+            for i in range(1, hi - lo):
+                #: apart -> vb, o    O += P V of the block before, which ends before Q K^T of the next begins
+                weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)  # before a product has started
+                vb = it % C.NB
+                if C.APART:
+                    mbarrier.wait(v_full.index(vb), (it // C.NB) & 1)
+                    if C.TURNS:
+                        named_barrier("sync", TURN[W], 256)
+                    o = multiply_pv(weights, v_s, vb, o, C)
+                    o = wait_mma(o, 0)
+                    mbarrier.arrive(v_free.index(vb), count=1)
+                #: scores -> s    S = Q K^T of the next block, started
+                it += 1
+                b = it % C.NB
+                key = (hi - 1 - i) * BN
+                mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
+                if C.TURNS and not C.APART:
+                    named_barrier("sync", TURN[W], 256)
+                s = multiply_qk(q, k_s, b, zero, C.DEPTH)
+                #: accumulate -> o    O += P V of the block before, started
+                if not C.APART:
                     mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
-                e = gl.exp2(s * scale - (base - SHIFT)[:, None])
-                lanes = quad_sum(e, BM, BN, C.CHAINS)
-                l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
-            #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
-            if C.HOLD == 2:
-                # True already. Its branch ends the basic block: without it ptxas moves the wait below above the
-                # exponentials, and the softmax no longer overlaps with this warpgroup's own P V.
-                mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
-            if not C.APART:
-                o = wait_mma(o, 0)
-            p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)  # where no product reads the registers
-            if not C.APART:
-                mbarrier.arrive(v_free.index(vb), count=1)
-            if not (C.EARLY or C.FIXED):
-                o = times(o, alpha, C.LAZY)
-            o = started(o)  #- wait
-        #: clean -> b    V before the first key that a row of the sequence sees
-        b = it % C.NB
-        first = num_keys - num_q - left - lo * BN
-        end = num_keys - lo * BN
-        if C.ITEM == 2 and C.WINDOW and (first > 0 or end < BN):
+                    if C.EARLY:  # rescale while Q K^T runs
+                        o = wait_mma(o, 1)
+                        o = times(o, alpha)
+                    o = multiply_pv(weights, v_s, vb, o, C)
+                if C.TURNS:
+                    named_barrier("arrive", TURN[(W + 1) % NC], 256)
+                s = hopper.warpgroup_mma_wait(0 if C.APART else C.PRODUCTS, deps=(s,))
+                mbarrier.arrive(k_free.index(b), count=1)
+                #: mask -> s    the features of scores, keys that a row does not see
+                if C.FIXED:  # the softmax caps them
+                    s = s * factor
+                else:
+                    s = adjust_by_row(s, factor, inner, numbers)
+                cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < highest - left)
+                if C.MASKED and cut:
+                    s = mask_block(s, row, position, key, num_keys, features, numbers, C, S_LAYOUT)
+                #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
+                if C.FIXED:
+                    e = capped_weights(s, m, inner, scale)
+                    l += quad_sum(e, BM, BN)
+                else:
+                    m_new = gl.maximum(m, row_max(s, BM, BN, C.CHAINS))
+                    if C.LAZY:
+                        m_new = gl.where((m_new - m) * scale > 8.0, m_new, m)  # weights up to 2^8
+                    base = m_new * scale
+                    alpha = gl.exp2(m * scale - base)
+                    m = m_new
+                    if C.HOLD == 1:
+                        # True already. Its branch ends the basic block: ptxas moves the wait below up to it.
+                        mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
+                    e = gl.exp2(s * scale - (base - SHIFT)[:, None])
+                    lanes = quad_sum(e, BM, BN, C.CHAINS)
+                    l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
+                #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
+                if C.HOLD == 2:
+                    # True already. Its branch ends the basic block: without it ptxas moves the wait below above the
+                    # exponentials, and the softmax no longer overlaps with this warpgroup's own P V.
+                    mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
+                if not C.APART:
+                    o = wait_mma(o, 0)
+                p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)  # where no product reads the registers
+                if not C.APART:
+                    mbarrier.arrive(v_free.index(vb), count=1)
+                if not (C.EARLY or C.FIXED):
+                    o = times(o, alpha, C.LAZY)
+                o = started(o)  #- wait
+            #: clean -> b    V before the first key that a row of the sequence sees
+            b = it % C.NB
+            first = num_keys - num_q - left - lo * BN
+            end = num_keys - lo * BN
+            if C.ITEM == 2 and C.WINDOW and (first > 0 or end < BN):
+                mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
+                clean_rows(v_s, b, first, end, BN, DV, C.BOX)
+            #: accumulate -> o    O += P V of the first block
+            weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)
+            if not (C.Q_REGISTERS and C.NQ == 1):
+                mbarrier.arrive(q_free.index(u), count=1)
             mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
-            clean_rows(v_s, b, first, end, BN, DV)
-        #: accumulate -> o    O += P V of the first block
-        weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)
-        if not (C.Q_REGISTERS and C.NQ == 1):
-            mbarrier.arrive(q_free.index(u), count=1)
-        mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
-        if C.EARLY:
+            if C.EARLY:
+                o = wait_mma(o, 0)
+                o = times(o, alpha)
+            o = multiply_pv(weights, v_s, b, o, C)
+            #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
+            heads = head
+            counts = None
+            if C.TOGETHER and features.sinks is not None:
+                heads = head + (row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))) % C.PACK
+                counts = (heads * 0 + (part & 1)) > 0
+            base = m if C.FIXED else m * scale - SHIFT
+            lse, inv = row_results(base, l, features.sinks, heads, counts, unit, S_LAYOUT)
+            if C.STORED == 1:
+                v_scale = head_scale(
+                    v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head
+                )
+                inv = inv * v_scale
             o = wait_mma(o, 0)
-            o = times(o, alpha)
-        o = multiply_pv(weights, v_s, b, o, C)
-        #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        heads = head
-        counts = None
-        if C.TOGETHER and features.sinks is not None:
-            heads = head + (row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))) % C.PACK
-            counts = (heads * 0 + (part & 1)) > 0
-        lse, inv = row_results(m if C.FIXED else m * scale - SHIFT, l, features.sinks, heads, counts, unit, S_LAYOUT)
-        if C.STORED == 1:
-            v_scale = head_scale(
-                v_factor, features.v_heads, numbers.v_scale_batch, numbers.v_scale_head, batch, kv_head
-            )
-            inv = inv * v_scale
-        o = wait_mma(o, 0)
-        tma.store_wait(0)  # the tile before has left its buffer; the warps meet behind it
-        mbarrier.arrive(v_free.index(b), count=1)
-        o = times(o, inv)
-        #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
-        if C.TOGETHER:
-            store_unit(W, o, lse, (batch, head, row, q_first, num_q, part), do, o_s, o_box, results, C)
-        else:
-            rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
-            lse_at = lse_ptr + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head  #- address
-            # 32 bits hold these offsets: 2^31 rows of O take 256 GiB.
-            gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=(rows >= 0) & (rows < num_q))
-            if (row < 0) | (row + BM > num_q):  # TMA stores no part of a box, nor to negative coordinates
-                o_at = o_ptr + batch.to(gl.int64) * o_strides.batch * (1 - C.RAGGED_Q)  #- address
-                o_at += head * o_strides.head  #- address
-                for c in gl.static_range(len(o)):
-                    r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, o[c].type.layout))
-                    d = gl.arange(0, o[c].shape[1], layout=gl.SliceLayout(0, o[c].type.layout)) + c * PANEL
-                    at = (q_first + r).to(gl.int64)[:, None] * o_strides.token + d[None, :]  #- address
-                    is_there = ((r >= 0) & (r < num_q))[:, None]
-                    if C.COLUMNS < DV:
-                        is_there = is_there & (d < C.COLUMNS)[None, :]
-                    gl.store(o_at + at, o[c].to(o_s.dtype), mask=is_there)
+            tma.store_wait(0)  # the tile before has left its buffer; the warps meet behind it
+            mbarrier.arrive(v_free.index(b), count=1)
+            o = times(o, inv)
+            #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
+            if C.TOGETHER:
+                store_unit(W, o, lse, (batch, head, row, q_first, num_q, part), do, o_s, o_box, results, C)
             else:
-                o_page = batch * 0 if C.RAGGED_Q else batch
-                store_tile(W, o, o_page, q_first + row, head, do, o_s, o_box, C)
-        #: turn -> it, j, batch    the next tile
-        it += 1
+                rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
+                lse_at = lse_ptr + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head  #- address
+                # 32 bits hold these offsets: 2^31 rows of O take 256 GiB.
+                gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=(rows >= 0) & (rows < num_q))
+                if (row < 0) | (row + BM > num_q):  # TMA stores no part of a box, nor to negative coordinates
+                    o_at = o_ptr + batch.to(gl.int64) * o_strides.batch * (1 - C.RAGGED_Q)  #- address
+                    o_at += head * o_strides.head  #- address
+                    for c in gl.static_range(len(o)):
+                        r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, o[c].type.layout))
+                        d = gl.arange(0, o[c].shape[1], layout=gl.SliceLayout(0, o[c].type.layout)) + c * PANEL
+                        at = (q_first + r).to(gl.int64)[:, None] * o_strides.token + d[None, :]  #- address
+                        is_there = ((r >= 0) & (r < num_q))[:, None]
+                        if C.COLUMNS < DV:
+                            is_there = is_there & (d < C.COLUMNS)[None, :]
+                        gl.store(o_at + at, o[c].to(o_s.dtype), mask=is_there)
+                else:
+                    o_page = batch * 0 if C.RAGGED_Q else batch
+                    store_tile(W, o, o_page, q_first + row, head, do, o_s, o_box, C)
+            it += 1
+        else:
+            #: give back -> it    a unit of which this warpgroup has no rows
+            if not (C.Q_REGISTERS and C.NQ == 1):
+                mbarrier.arrive(q_free.index(u), count=1)
+            for _ in range(hi - lo):
+                b = it % C.NB
+                mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
+                mbarrier.arrive(k_free.index(b), count=1)
+                mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
+                mbarrier.arrive(v_free.index(b), count=1)
+                it += 1
+        #: turn -> j, batch    the next tile
         j += 1
         mbarrier.wait(q_full.index(j % C.NQ * C.NC + W), (j // C.NQ) & 1)
         batch = receive(words, j % C.NQ * C.WORDS)

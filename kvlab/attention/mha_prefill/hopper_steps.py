@@ -240,8 +240,9 @@ def load_rows(
 
 
 @gluon.jit
-def clean_rows(v_s, b, first, end, BN: gl.constexpr, D: gl.constexpr):
+def clean_rows(v_s, b, first, end, BN: gl.constexpr, D: gl.constexpr, BOX: gl.constexpr):
     """Zero the rows of a V tile but ``first`` to ``end - 1``: what no row sees may be anything, and 0 * NaN is NaN.
+    Boxes of BOX rows behind the end have come as zeros.
 
     Eight rows are read and stored anew. Consumers do it in any order, each before it multiplies: all store the same,
     which they would not if the two ends were cleaned one after the other.
@@ -251,8 +252,9 @@ def clean_rows(v_s, b, first, end, BN: gl.constexpr, D: gl.constexpr):
     rows = view(v_s, [v_s.shape[0] * BN * v_s.shape[2] // (8 * PANEL), 8, PANEL], TILE_LAYOUT)
     r = gl.arange(0, 8, layout=gl.SliceLayout(1, REGISTERS))
     before = gl.cdiv(gl.minimum(gl.maximum(first, 0), BN), 8)
-    behind = gl.minimum(gl.maximum(end, 0), BN) // 8
-    for i in range(before + ATOMS - behind):
+    last = gl.minimum(gl.maximum(end, 0), BN)
+    behind = last // 8
+    for i in range(before + gl.cdiv(last, BOX) * (BOX // 8) - behind):
         atom = gl.where(i < before, i, i - before + behind)
         for c in gl.static_range(D // PANEL):
             one = rows.index((b * (D // PANEL) + c) * ATOMS + atom)

@@ -158,7 +158,7 @@ def walk(
         num_keys = key_count(seq_lens[batch], problem.max_keys)
         q_first, tokens = row_count(cu_seqlens, batch, problem.tokens)
         lane = program % lanes
-        head_lane = lane + tile % schedule.heads * schedule.together
+        head_lane = lane + tile % schedule.heads * lanes
         tile = tile // schedule.heads
         first_unit = np.zeros_like(item)
         last_unit = first_unit + 1
@@ -314,7 +314,7 @@ def join(
     batch, tile = item_of(sequences, tiles, item, LISTED)
     batch = np.where(exists, batch, 0)
     q_first, tokens = row_count(cu_seqlens, batch, problem.tokens)
-    head_lane = lane + tile % schedule.heads * TOGETHER
+    head_lane = lane + tile % schedule.heads * lanes
     tile = tile // schedule.heads
     _, _, token, head, is_row = item_rows(head_lane, tile, nth, tokens, problem, BM, TOGETHER)
     cut = exists & (EACH | (team == one)) & (num_parts > 1)

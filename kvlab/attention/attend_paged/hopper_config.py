@@ -77,8 +77,8 @@ def on_hopper(
 
 
 def heads_apart(one: Walk, problem: DecodeProblem) -> Walk:
-    """A walk by prefill tiles whose KV heads are items of their own: where more programs have a place so, as teams are
-    smaller, and the list of so many items is made at a time. Others as they are.
+    """A walk by prefill tiles whose KV heads are items of their own, in as many groups as more programs have a place
+    with, as teams are smaller. Others as they are.
 
     >>> from kvlab.attention.attend_paged.config import AttendProblem, choose_walks
     >>> problem = AttendProblem(16, 2048, 32, 8, 128, 128, itemsize=2, page_size=16, max_keys=32768, ragged=True)
@@ -86,14 +86,19 @@ def heads_apart(one: Walk, problem: DecodeProblem) -> Walk:
     >>> [(walk.grid(problem), walk.schedule.teams(8)) for walk in (one, heads_apart(one, problem))]
     [((128,), 4), ((132,), 33)]
     """
-    apart = replace(one.schedule, heads=problem.kv_heads)
-    more = tiles_walk(apart) and apart.grid(problem.kv_heads) > one.schedule.grid(problem.kv_heads)
-    return replace(one, schedule=apart) if more and few_items(apart, problem) else one
+    if not tiles_walk(one.schedule):
+        return one
+    most = max(apart(one.schedule, problem), key=lambda cut: (cut.grid(problem.kv_heads), -cut.heads))
+    return replace(one, schedule=most)
 
 
-def few_items(schedule: ScheduleConfig, problem: DecodeProblem) -> bool:
-    """Tells whether a list of all items of these sizes is made in little time."""
-    return schedule.most_items(schedule_problem(problem, UNLIMITED, 0)) <= 4 * WIDE
+def apart(schedule: ScheduleConfig, problem: DecodeProblem) -> list[ScheduleConfig]:
+    """A schedule with its KV heads in one and in more groups, if a list of the items of each head is made in little
+    time.
+    """
+    heads, listed = problem.kv_heads, schedule_problem(problem, UNLIMITED, 0)
+    found = [replace(schedule, heads=n) for n in range(1, heads + 1) if heads % n == 0]
+    return found if found[-1].most_items(listed) <= 4 * WIDE else found[:1]
 
 
 def side_by_side(config: WalkConfig, problem: DecodeProblem, processors: int) -> WalkConfig:
@@ -114,8 +119,7 @@ def side_by_side(config: WalkConfig, problem: DecodeProblem, processors: int) ->
     a, b, heads = first.schedule, second.schedule, problem.kv_heads
     together = max(n for n in (1, 2, 4) if n == 1 or (n <= b.together and n * heads * PARTS <= processors))
     b = replace(b, together=together)
-    apart = replace(b, heads=heads)
-    b = apart if few_items(apart, problem) else b
+    b = apart(b, problem)[-1]
     sharing = Sharing(
         processors, a.most, b.fewest, b.rows, a.block, b.block, a.overhead, b.overhead, RATIO * together,
         a.lanes(heads), b.lanes(heads), room_for(first.ring),

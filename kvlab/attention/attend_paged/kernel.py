@@ -63,7 +63,7 @@ from kvlab.attention.tiles.four_bits.kernel import (
 )
 from kvlab.attention.tiles.fp8_pairs.kernel import as_pairs, compiles_to_ptx
 from kvlab.attention.tiles.strides import PageStrides, RowStrides, in_units, leading_strides
-from kvlab.triton_support.dependents import wait_for_launch_before
+from kvlab.triton_support.dependents import let_next_begin, wait_for_launch_before
 from kvlab.triton_support.launching import Again, first_launch, once, relaunched
 
 from .config import AttendProblem, Walk, WalkConfig, of_walk, ragged_problem, register_limit, schedule_problem
@@ -93,8 +93,8 @@ class WalkSizes(NamedTuple):
 class WalkConstants(NamedTuple):
     """What the walk is compiled for: as ``Constants`` of MHA decode; BLOCK keys of a key block, of which the beginning
     of a unit takes OVERHEAD, of which a team that has no more than REACH does nothing; ROWS of an item, in TOGETHER
-    tiles, of one of HEADS KV heads that are items of their own. PLACED: queries and keys have places that lengths do
-    not tell. LISTED: items are others than the sequences, one each. FIXED: 0, or key blocks of a unit.
+    tiles, of one of HEADS groups of KV heads that are items of their own. PLACED: queries and keys have places that
+    lengths do not tell. LISTED: items are others than the sequences, one each. FIXED: 0, or key blocks of a unit.
     """
 
     PAGE: int
@@ -211,7 +211,7 @@ def walk(
         q_first, tokens = row_count(cu_seqlens_ptr, batch, problem.tokens)
         never = (num_keys == 2147483647).to(tl.int32)  #- instruction: 0; what depends on it is not held between units
         lane = (program + never) % problem.lanes
-        head_lane = lane + tile % C.HEADS * C.TOGETHER
+        head_lane = lane + tile % C.HEADS * problem.lanes
         tile = tile // C.HEADS
         first_unit = 0
         last_unit = first_unit + 1
@@ -352,11 +352,11 @@ def join(
     list_ptr, part_ptr, part_lse_ptr, seq_lens_ptr, cu_seqlens_ptr, o_ptr, lse_ptr, problem, o_strides, lse_strides,
     BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, FIXED: tl.constexpr, BM: tl.constexpr, TOGETHER: tl.constexpr,
     HEADS: tl.constexpr, USED: tl.constexpr, LISTED: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, EACH: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, EACH: tl.constexpr, EARLY: tl.constexpr, BESIDE: tl.constexpr = False,
 ):
     """Put BD columns of the partial results of ROWS rows of an item together: of EACH, or of that whose first part a
     team has done last; USED rows of a tile may exist. EARLY: launched while the walk still runs,
-    which has waited for the list.
+    which has waited for the list; or BESIDE another join, which has waited for the walks: this one ends behind it.
     """
     #: setup -> batch, q_row, head, is_row, count    rows of an item, and how many parts it has: none, if it is whole
     starts_ptr, firsts_ptr = list_ptr + problem.starts, list_ptr + problem.firsts  #- address
@@ -377,7 +377,7 @@ def join(
     batch, tile = item_of(list_ptr + problem.sequences, list_ptr + problem.tiles, item, LISTED)
     batch = tl.where(exists, batch, 0)
     q_first, tokens = row_count(cu_seqlens_ptr, batch, problem.tokens)
-    head_lane = lane + tile % HEADS * TOGETHER
+    head_lane = lane + tile % HEADS * problem.lanes
     tile = tile // HEADS
     _, _, token, head, is_row = item_rows(head_lane, tile, nth, tokens, problem, BM, TOGETHER)
     cut = exists & (EACH or team == one) & (num_parts > 1)
@@ -399,7 +399,7 @@ def join(
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     o = tl.zeros([ROWS, BD], tl.float32)
-    wait_for_launch_before(EARLY)  #- wait
+    wait_for_launch_before(EARLY and not BESIDE), let_next_begin(EARLY)  #- wait
     for first in range(none, count, CHUNK):
         #: load_parts -> lse_parts, parts    the next ones in the order of the keys; what has no key is not read
         n = first + tl.arange(0, CHUNK)
@@ -431,6 +431,7 @@ def join(
         lse_ptr + batch * lse_strides.batch + q_row * lse_strides.token + head * lse_strides.head, lse,
         mask=is_row & (piece == 0),
     )
+    wait_for_launch_before(BESIDE)  #- wait
 
 
 def launch(
@@ -465,7 +466,7 @@ def launch(
     if beside:  # the tiles first: each of their programs wants an SM for itself
         joins = [launch_one() for launch_one in (launches[-1], *launches[:-1])]
         for join_one in joins:
-            join_one()
+            join_one(beside=join_one is not joins[0])
         return out, lse
     for launch_one in launches:
         launch_one()()
@@ -475,9 +476,9 @@ def launch(
 def _launch_walk(
     one: Walk, arrays: tuple[Any, ...], into: tuple[torch.Tensor, torch.Tensor],
     problem: AttendProblem, f: Features, scale: float, again: Again, early: bool, beside: bool,
-) -> Callable[[], Any]:
-    """Launch a walk over the list behind ``arrays``: a function that launches its join. early : both begin while the
-    launch before still runs; beside : the walk of the ring does, and ends behind it.
+) -> Callable[..., Any]:
+    """Launch a walk over the list behind ``arrays``: a function that launches its join, ``beside`` another. early :
+    both begin while the launch before still runs; beside : the walk of the ring does, and ends behind it.
     """
     (q, k, v, block_table, seq_lens, cu_seqlens, work), (out, lse), tiles = arrays, into, one.tiles
     schedule, places = one.schedule, once(again, "places", lambda: one.places(problem))
@@ -492,7 +493,7 @@ def _launch_walk(
         kernel, pointers = hopper.walk, hopper.pointers_of(one, arrays, written, f, again)
     joined = work, part, part_lse, seq_lens, cu_seqlens, out, lse
     if relaunched(kernel, pointers, again):
-        return lambda: relaunched(join, joined, again)
+        return lambda **_: relaunched(join, joined, again)
     sizes = WalkSizes(
         problem.group, problem.tokens, problem.max_keys, schedule.lanes(problem.kv_heads), block_table.stride(0),
         seq_lens.stride(0), *list_parts(one.items(problem)), one.items(problem), *f.mask.by_length,
@@ -520,21 +521,21 @@ def _launch_walk(
             one, arrays, into, sizes, f, scale, ragged=ragged, listed=listed, **when
         )
     first_launch(kernel, one.grid(problem), pointers, again)(*numbers, **options)
-    return partial(launch_join, one, problem, sizes, (o_strides, lse_strides), joined, again, early=early)
+    return partial(launch_join, one, problem, sizes, (o_strides, lse_strides), joined, again, early=early or beside)
 
 
 def launch_join(
     one: Walk, problem: AttendProblem, sizes: WalkSizes, strides: tuple[RowStrides, RowStrides],
-    joined: tuple[Any, ...], again: Again, *, early: bool = False,
+    joined: tuple[Any, ...], again: Again, *, early: bool = False, beside: bool = False,
 ) -> None:
     """Launch the join behind a walk of any operation. strides : those of out and lse; joined : its arrays; early : it
-    begins while the walk still runs.
+    begins while the walk still runs; beside : with another join.
     """
     schedule, (rows, chunk) = one.schedule, one.merged(problem)
     first_launch(join, one.join_grid(problem), joined, again)(
         sizes, *strides, BLOCK=schedule.block, OVERHEAD=schedule.overhead, FIXED=schedule.unit, BM=one.tiles.BM,
         TOGETHER=schedule.together, HEADS=schedule.heads, USED=one.rows(problem), LISTED=one.lists_items(problem),
         D=problem.v_dim, BD=piece_of(problem.v_dim), ROWS=rows, CHUNK=chunk, EACH=one.joins_each(problem), num_warps=4,
-        EARLY=early,
+        EARLY=early, BESIDE=beside,
         **({"launch_pdl": True} if early else {}),
     )

@@ -29,7 +29,7 @@ from kvlab.attention.machines.gpu import machine
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.pages import DENSE, Sequences
 from kvlab.attention.tiles.strides import RowStrides
-from kvlab.triton_support.dependents import let_next_begin
+from kvlab.triton_support.dependents import let_next_begin, wait_for_launch_before
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 from kvlab.triton_support.twins import compiled
 
@@ -38,7 +38,7 @@ from .hopper_config import HopperPrefillConfig
 from .hopper_roles import change, consume, produce
 from .hopper_steps import in_pairs
 
-globals().update(compiled(gluon.jit, gl, let_next_begin.fn))
+globals().update(compiled(gluon.jit, gl, let_next_begin.fn, wait_for_launch_before.fn))
 SIZES = [
     "tiles", "row_tiles", "together", "batches", "steps", "heads", "group", "max_q", "max_k", "pages", "table_batch",
     "lse_batch", "lse_token", "room", "lens_batch",
@@ -53,7 +53,6 @@ def attend(
     C: gl.constexpr,
 ):
     """The program of one SM: shared memory, barriers, and its partitions."""
-    let_next_begin(C.TOGETHER > 0)  # as every program has its place
     COLS: gl.constexpr = 128 // C.ITEM
     HEADS: gl.constexpr = 1 if C.ODD else C.PACK  # of a box
     STORED: gl.constexpr = 128 // C.STORED  # columns of a panel of K and V as they come
@@ -81,6 +80,8 @@ def attend(
         raw_full = barriers(C.NR, 1)
         raw_free = barriers(C.NR, 1)
     fence_async_shared()  # TMA arrives at these barriers
+    wait_for_launch_before(C.TOGETHER > 0)  # the list is made
+    let_next_begin(C.TOGETHER > 0)  # as every program has its place
     bars = (q_full, q_free, k_full, k_free, v_full, v_free)
     q_s = operand(q_box, C.BM, C.DEPTH, C.NQ * C.NC * C.D // COLS)
     k_s = operand(k_box, C.BN, C.DEPTH, C.NR * C.D // STORED)

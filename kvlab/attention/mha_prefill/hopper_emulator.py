@@ -86,7 +86,7 @@ class HopperPrefillLaunch:
         num_keys = int(key_count(self.lens[batch], self.max_k))
         q_first = int(self.cu_q[batch])
         num_q = int(self.cu_q[batch + 1]) - q_first
-        head = (nth % C.HEADS + lane // C.TOGETHER) * problem.group
+        head = (nth % C.HEADS * (problem.kv_heads // C.HEADS) + lane // C.TOGETHER) * problem.group
         row = (tile * C.TOGETHER + lane % C.TOGETHER) * rows
         start = int(starts[item]) + C.OVERHEAD
         stop = int(starts[item + 1])

@@ -174,7 +174,7 @@ def find_unit(item, begin, until, seqs, work, room, lens_batch, sizes, C: gl.con
     num_keys = key_count(gl.load(lens + batch.to(gl.int64) * lens_batch), max_k)
     q_first = gl.load(cu_q + batch).to(gl.int32)
     num_q = gl.load(cu_q + batch + 1).to(gl.int32) - q_first
-    head = (nth % C.HEADS + lane // C.TOGETHER) * group
+    head = (nth % C.HEADS * (heads // group // C.HEADS) + lane // C.TOGETHER) * group
     row = (tile * C.TOGETHER + lane % C.TOGETHER) * ROWS
     start = gl.load(starts_ptr + item) + C.OVERHEAD
     stop = gl.load(starts_ptr + item + 1)

@@ -268,8 +268,9 @@ def test_compiled(case: Case | FeatureCase, ragged: bool) -> None:
     made, C = as_launched(caught.fn, caught.arguments | early, "sm_90"), named["config"].walks[0].ring
     count = made.instructions
     assert (count["PREEXIT"], count["ACQBULK"]) == (1, 1)
-    merge = as_launched(joined.fn, joined.arguments | {"EARLY": True}, "sm_90").instructions
-    assert (merge["PREEXIT"], merge["ACQBULK"]) == (0, 1)
+    for beside in (False, True):
+        merge = as_launched(joined.fn, joined.arguments | {"EARLY": True, "BESIDE": beside}, "sm_90").instructions
+        assert (merge["PREEXIT"], merge["ACQBULK"]) == (1, 1)
     assert (made.spills, made.stack) == (0, 0)
     assert made.registers * made.num_warps * room_for(C) <= 2048
     assert made.shared <= shared_bytes(C)

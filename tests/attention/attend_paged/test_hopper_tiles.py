@@ -22,6 +22,7 @@ from kvlab.attention.attend_paged.hopper_config import on_hopper, tiles_walk, wi
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.mha_prefill.config import PrefillProblem
 from kvlab.attention.mha_prefill.hopper_config import FP8_DIMS, HEAD_DIMS, listed_constants, shared_bytes
+from kvlab.attention.mha_prefill.hopper_cta import HopperPrefillCTA
 from kvlab.common.arrays import to_torch
 from kvlab.mirror import lockstep
 from kvlab.triton_support.versions import gluon_lacks
@@ -100,21 +101,40 @@ def test_programs_and_tiles_side_by_side_change_no_more_than_the_order_of_sums()
             assert_accurate(x, out[0], lse[0])
 
 
+@pytest.mark.parametrize("D, idle", [(128, True), (80, False)])
+def test_a_warpgroup_without_rows_multiplies_nothing(D: int, idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But where the warpgroups take turns; the result of the other is right."""
+    multiplied: list[int] = []
+    scores = HopperPrefillCTA.scores
+
+    def counted(cta: HopperPrefillCTA, me: Any, *args: Any) -> Any:
+        multiplied.append(cta.consumers.index(me))
+        return scores(cta, me, *args)
+
+    monkeypatch.setattr(HopperPrefillCTA, "scores", counted)
+    case = paged((12, 500), (16, 16), heads=(4, 1), D=D)  # up to 64 rows
+    arrays, named = by_tiles(case, 2, 40)
+    out, lse = emulator.launch(*arrays, **named)
+    assert_accurate(case.build(), out[0], lse[0])
+    assert set(multiplied) == ({0} if idle else {0, 1})
+
+
 APART = [
-    (paged((40, 700), (40, 40), (40, 300), heads=(8, 2), D=128), 7, 3),
-    (paged((90, 500), (90, 1100), (90, 90), heads=(6, 3), page=64, dtype="fp16", sinks=True), 23, 11),
-    (paged((40, 700), (40, 90), heads=(16, 2), D=128, kv="fp8", scales="head"), 11, 3),
-    (paged((40, 300), (40, 90), heads=(8, 2), D=192), 7, 7),
+    (paged((40, 700), (40, 40), (40, 300), heads=(8, 2), D=128), 7, 2, 3),
+    (paged((90, 500), (90, 1100), (90, 90), heads=(6, 3), page=64, dtype="fp16", sinks=True), 23, 3, 11),
+    (paged((40, 700), (40, 90), heads=(16, 2), D=128, kv="fp8", scales="head"), 11, 2, 3),
+    (paged((40, 300), (40, 90), heads=(8, 2), D=192), 7, 2, 7),
+    (paged((90, 500), (90, 1100), heads=(8, 4)), 12, 2, 3),
+    (paged((40, 700), (40, 90), (40, 40), heads=(8, 4), D=128), 6, 2, 3),
 ]
 
 
-@pytest.mark.parametrize("case, processors, teams", APART, ids=str)
-def test_each_kv_head_has_items_of_its_own(case: Case, processors: int, teams: int) -> None:
+@pytest.mark.parametrize("case, processors, groups, teams", APART, ids=str)
+def test_groups_of_kv_heads_have_items_of_their_own(case: Case, processors: int, groups: int, teams: int) -> None:
     """Where more programs have a place so; by Hopper's tiles and by the portable walk of the list, over NaN."""
     arrays, named = at_once(case, processors)
     (one,) = named["config"].walks
-    heads = case.heads[1]
-    assert (one.schedule.heads, one.schedule.teams(heads)) == (heads, teams)
+    assert (one.schedule.heads, one.schedule.teams(case.heads[1])) == (groups, teams)
     for walk in (one, replace(one, wide=None)):
         out = np.full((*arrays[0].shape[:3], arrays[2].shape[3]), np.nan, result_dtype(arrays[0]))
         made, lse = emulator.launch(*arrays, **named | {"config": WalkConfig((walk,))}, out=out)
@@ -124,7 +144,7 @@ def test_each_kv_head_has_items_of_its_own(case: Case, processors: int, teams: i
 @pytest.mark.interpreter
 def test_heads_apart_in_lockstep() -> None:
     """Every output of every step of the portable walk and of the join."""
-    arrays, named = at_once(APART[0][0], 7)
+    arrays, named = at_once(*APART[-1][:2])
     named["config"] = WalkConfig(tuple(replace(one, wide=None) for one in named["config"].walks))
     names = "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens"
     found = lockstep("attend_paged", dict(zip(names, arrays, strict=True)) | named)
@@ -282,7 +302,7 @@ def test_compiled(case: Case) -> None:
     products = made.instructions["HGMMA"] + made.instructions["QGMMA"]
     steps = (C.DEPTH + C.PRODUCTS * C.BN) * C.ITEM // 32
     assert products == 2 * steps * C.NC  # in the loop and around it
-    assert made.instructions["PREEXIT"] == 1  # the ring may begin
+    assert made.instructions["PREEXIT"] == made.instructions["ACQBULK"] == 1  # behind the list; the ring may begin
     assert made.instructions["WARPGROUP"] <= (8 + 2 * C.D // 64 + 2 * C.PRODUCTS) * C.NC
     assert made.instructions["F2F"] == 0  # e4m3 is widened by the fast units
 

@@ -356,16 +356,15 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                 yield v_full[b], (it // C.NB) & 1
                 cta.clean_rows(me, "v", b, 0, num_keys - (hi - 1) * BN)
             for i in range(1, hi - lo):
-                #: apart -> vb, o    O += P V of the block before, which ends before Q K^T of the next begins
+                #: apart -> o    O += P V of the block before, which ends before Q K^T of the next begins
                 weights = cta.operand_p(p)
-                vb = it % C.NB
                 if C.APART:
-                    yield v_full[vb], (it // C.NB) & 1
+                    yield v_full[b], (it // C.NB) & 1
                     if C.TURNS:
                         yield cta.sync(cta.turn[W], (it - j) & 1)
-                    o = cta.accumulate(me, weights, vb, o)
+                    o = cta.accumulate(me, weights, b, o)
                     cta.wait_mma(me, 0)
-                    cta.arrive(me, v_free[vb])
+                    cta.arrive(me, v_free[b])
                 #: scores -> s    S = Q K^T of the next block, started
                 it += 1
                 b = it % C.NB
@@ -375,6 +374,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
                     yield cta.sync(cta.turn[W], (it - j - 1) & 1)
                 s = cta.scores(me, q, u, b)
                 #: accumulate -> o    O += P V of the block before, started
+                vb = (it - 1) % C.NB
                 if not C.APART:
                     yield v_full[vb], ((it - 1) // C.NB) & 1
                     if C.EARLY:  # rescale while Q K^T runs

@@ -288,16 +288,15 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                 mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
                 clean_rows(v_s, b, 0, num_keys - (hi - 1) * BN, BN, DV, C.BOX)
             for i in range(1, hi - lo):
-                #: apart -> vb, o    O += P V of the block before, which ends before Q K^T of the next begins
+                #: apart -> o    O += P V of the block before, which ends before Q K^T of the next begins
                 weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)  # before a product has started
-                vb = it % C.NB
                 if C.APART:
-                    mbarrier.wait(v_full.index(vb), (it // C.NB) & 1)
+                    mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
                     if C.TURNS:
                         named_barrier("sync", TURN[W], 256)
-                    o = multiply_pv(weights, v_s, vb, o, C)
+                    o = multiply_pv(weights, v_s, b, o, C)
                     o = wait_mma(o, 0)
-                    mbarrier.arrive(v_free.index(vb), count=1)
+                    mbarrier.arrive(v_free.index(b), count=1)
                 #: scores -> s    S = Q K^T of the next block, started
                 it += 1
                 b = it % C.NB
@@ -307,6 +306,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl
                     named_barrier("sync", TURN[W], 256)
                 s = multiply_qk(q, k_s, b, zero, C.DEPTH)
                 #: accumulate -> o    O += P V of the block before, started
+                vb = (it - 1) % C.NB
                 if not C.APART:
                     mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
                     if C.EARLY:  # rescale while Q K^T runs

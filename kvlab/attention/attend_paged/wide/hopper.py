@@ -51,5 +51,5 @@ def numbers_of(
     tiles = 0, 0, 0, 0, 0, q.shape[2], sizes.group, 0, sizes.max_keys, k.shape[0]
     strides = sizes.table_batch, 0, lse.stride(1), sizes.room, sizes.seq_lens_batch, RowStrides(*out.stride()[:3])
     factors = inner, outer, 1 / LOG2E, f.scales.v.number
-    options = {"C": one.wide, "num_warps": 4} | ({"launch_pdl": True} if early else {})
+    options = {"C": one.wide, "num_warps": 4} | ({"launch_pdl": True} if beside else {})
     return (factors, feature_numbers(f), *tiles, *strides), options

@@ -478,7 +478,7 @@ def _launch_walk(
     problem: AttendProblem, f: Features, scale: float, again: Again, early: bool, beside: bool,
 ) -> Callable[..., Any]:
     """Launch a walk over the list behind ``arrays``: a function that launches its join, ``beside`` another. early :
-    both begin while the launch before still runs, of tiles the join alone; beside : all do, the ring's walk ends behind.
+    both begin while the launch before still runs, of tiles the join alone; beside : all do, the ring ends behind it.
     """
     (q, k, v, block_table, seq_lens, cu_seqlens, work), (out, lse), tiles = arrays, into, one.tiles
     schedule, places = one.schedule, once(again, "places", lambda: one.places(problem))

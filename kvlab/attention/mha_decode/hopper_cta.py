@@ -34,7 +34,7 @@ def places_of(C: HopperDecodeConstants, more: int = 0) -> Places:
 
 
 def boxes_of(k_cache: Array, v_cache: Array, C: HopperDecodeConstants) -> dict[str, TmaDescriptor]:
-    """What TMA copies: boxes of BOX tokens of HEADS heads of K and V, pairs as int16, as wide as the swizzle."""
+    """Boxes that TMA copies: BOX tokens of HEADS heads of K and V, pairs as int16, as wide as the swizzle."""
     columns = min(C.W, PANEL)
     return {
         name: TmaDescriptor.of(x.view(np.int16) if C.PAIRS else x, (1, C.BOX, C.HEADS, columns), f"{2 * columns}B")

@@ -60,7 +60,8 @@ def test_every_bit_of_out_and_lse_is_the_chips(call: Any, recorded: Any) -> None
     since = SINCE | {"COLUMNS": NO_OTHER_COLUMNS[str(call).partition("-")[0]], "STORED": now.get("ITEM")}
     features = was.keys() ^ now.keys()
     assert all((was | now)[name] == since.get(name, "False") for name in features), "of features, which none has"
-    assert all(was[name] == now[name] for name in was.keys() & now.keys())
+    differ = {name for name in was.keys() & now.keys() if was[name] != now[name]}
+    assert differ <= {"NB"}, "stages in flight, in which no sum takes part"
     assert "BN" in now
     found = chip_bits.differences(call, recorded[f"{call} out"], recorded[f"{call} lse"])
     assert found.replace(" of ", " ").split()[1::3] == ["0", "0"], found

@@ -25,8 +25,13 @@ def test_every_kernel_has_a_row() -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("name, target", CASES)
-def test_each_access_has_the_passes_that_an_x_ray_predicts(name: str, target: str) -> None:
-    """Loads, stores, ldmatrix, stmatrix, cp.async, operands of wgmma and boxes of TMA: all of them run."""
+def test_each_access_has_the_passes_that_an_x_ray_predicts(
+    name: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loads, stores, ldmatrix, stmatrix, cp.async, operands of wgmma and boxes of TMA: all of them run. Work lists are
+    made of 16 items or teams at a time, so that there is more than one part of them.
+    """
+    monkeypatch.setattr("kvlab.attention.schedule.config.WIDE", 16)
     done = launched(ROWS[name], target)
     assert {one.kernel for one in done} == set(ROWS[name].kernels.split())
     for one in done:

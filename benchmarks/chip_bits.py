@@ -82,9 +82,10 @@ class Call:
         call = mha_prefill.planned(*arrays, causal=True, backend=backend, check=False)
         plan = call.plan
         with mock.patch.object(prefill_hopper, "FEW_KEYS", 0):  # the record is of blocks of 128 keys
-            config = prefill_hopper.choose_hopper(plan.problem, call.inputs)
-        if not hopper:
-            config = choose_prefill(plan.problem, arch="sm_90")
+            config = (
+                prefill_hopper.choose_hopper(plan.problem, call.inputs) if hopper
+                else choose_prefill(plan.problem, arch="sm_90")
+            )
         named = {"scale": plan.scale, "problem": plan.problem, "config": config, "features": call.features}
         return home, call.arrays, named
 

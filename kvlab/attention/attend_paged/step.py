@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -142,12 +143,12 @@ def plan(
             problem, longest, target_of(seq_lens, None), rope_dim, hopper=hopper, ring=ring,
             batch_invariant=batch_invariant,
         )
-        configs = [replace(one, **given) for one in chosen] if given else chosen
+        configs = tuple(replace(one, **given) for one in chosen) if given else chosen
     else:
         taken = [name for name, value in (("programs", programs), ("unit", unit)) if value is not None]
         require(not taken, f"{' and '.join(taken)} beside config", "given in one of the two")
         require(isinstance(config, ScheduleConfig), f"config is {shown(config)}", "a ScheduleConfig")
-        configs = [config]
+        configs = (config,)
     return schedule_of(configs, listed, lengths, starts)
 
 
@@ -155,17 +156,17 @@ def plan(
 def _chosen(
     problem: AttendProblem, longest: int, target: Target, rope_dim: int | None, *, hopper: bool, ring: bool,
     batch_invariant: bool,
-) -> list[ScheduleConfig]:
+) -> tuple[ScheduleConfig, ...]:
     """How the lists of a step are cut: that of heads with a rope part, that of latent rows, or those of the walks of
     ``attend_paged``, by Hopper's ``ring`` or its tiles where it has them.
     """
     machine = target._asdict()
     if rope_dim is not None:
         make = function_at(f"{EXPANDED}.config:schedule_for")
-        return [make(problem.q_heads, problem.head_dim, rope_dim, problem.itemsize, **machine)]
+        return (make(problem.q_heads, problem.head_dim, rope_dim, problem.itemsize, **machine),)
     if problem.v_dim != problem.head_dim:
         make = function_at(f"{LATENT}.config:schedule_for")
-        return [make(problem, arch=target.arch, processors=target.processors, hopper=hopper)]
+        return (make(problem, arch=target.arch, processors=target.processors, hopper=hopper),)
     tiles = hopper and not batch_invariant and tiles_take(problem)
     walks = choose_walks(
         problem, longest, **machine, batch_invariant=batch_invariant, tiles=tiles,
@@ -173,10 +174,10 @@ def _chosen(
     )
     if ring:
         walks = on_hopper(walks, problem, longest, target.processors, tiles=tiles)
-    return [walk.schedule for walk in walks.walks]
+    return tuple(walk.schedule for walk in walks.walks)
 
 
-def schedule_of(configs: list[ScheduleConfig], problem: ScheduleProblem, lengths: Any, starts: Any) -> Schedule:
+def schedule_of(configs: Sequence[ScheduleConfig], problem: ScheduleProblem, lengths: Any, starts: Any) -> Schedule:
     """The schedule of lengths ``[B]`` and, or None, cu_seqlens ``[B + 1]``: a list for each configuration."""
     first, *others = configs
     rest = schedule_of(others, problem, lengths, starts) if others else None

@@ -246,7 +246,7 @@ def tall_tiles(rows: int, *, bounded: bool, apart: bool = False) -> bool:
     [False, True, True]
     >>> [tall_tiles(rows, bounded=True) for rows in (512, 1024, 1536, 2048, 4096)]
     [False, False, True, False, True]
-    >>> [tall_tiles(rows, bounded=False, apart=True) for rows in (768, 1536, 2048, 2500, 4096)]
+    >>> [tall_tiles(rows, bounded=False, apart=True) for rows in (1152, 1536, 2048, 2500, 4096)]
     [False, True, True, False, True]
     """
     tall, low = (-(-rows // tile) * tile for tile in (192, 128))
